@@ -34,6 +34,12 @@ def jit_graphs(make_calls: Callable[[torch._C.Graph], Callable[..., Any]] | None
     module does, and the other arguments. None: the JIT runs all graphs again.
     """
 
+def take_failure() -> str:
+    """Return the message of the error that compiled code raised in this thread's latest call.
+
+    It is empty if it raised none, or if the message was taken already.
+    """
+
 def module_of_graph(
     module: torch._C.ScriptModule, graph: torch._C.Graph, /
 ) -> torch._C.ScriptModule:

@@ -225,14 +225,22 @@ class UnsupportedOperator(NotCompiled):
         Qualified names, e.g. ``["aten.grid_sampler_2d.default"]``, sorted and without duplicates.
     detail
         Why, if there is more to say than that they are unknown.
+    next_step
+        As for `NotCompiled`.
     """
 
-    def __init__(self, operators: Sequence[str], detail: str = "") -> None:
+    def __init__(
+        self,
+        operators: Sequence[str],
+        detail: str = "",
+        next_step: str = "To compile the rest, decorate the submodules around the operator "
+        "instead.",
+    ) -> None:
         self.operators = tuple(sorted(set(operators)))
         self.detail = detail
         super().__init__(
             f"TVM cannot compile {', '.join(self.operators)}" + (f": {detail}" if detail else ""),
-            "To compile the rest, decorate the submodules around the operator instead.",
+            next_step,
         )
 
     @property
@@ -245,8 +253,8 @@ class UnsupportedOperator(NotCompiled):
         """Those between side effects, if these stand in the way."""
         return self.sets_attributes or PRINT in self.operators
 
-    def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str]]:  # type: ignore[override]
-        return type(self), (self.operators, self.detail)
+    def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str, str]]:  # type: ignore[override]
+        return type(self), (self.operators, self.detail, self.next_step)
 
 
 def described(error: BaseException, longest: int = 300) -> str:

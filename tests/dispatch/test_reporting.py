@@ -56,3 +56,27 @@ def test_strict_refuses_before_anything_runs() -> None:
     with pytest.raises(NotCompiled):
         decorate(forward, cache=False, strict=True)(X)
     assert not ran
+
+
+_FAILURES: list[str] = []
+
+
+@torch.library.custom_op("tvmify_tests::fails", mutates_args=())
+def fails(x: torch.Tensor) -> torch.Tensor:
+    if _FAILURES:
+        raise ValueError(_FAILURES.pop())
+    return x + 1
+
+
+@fails.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_the_error_of_compiled_code_is_named_if_eager_raises_none(inference: None) -> None:
+    net = decorate(lambda x: torch.ops.tvmify_tests.fails(x).sin(), compare=False)
+    x = torch.randn(2, 3)
+    expected = net(x)
+    _FAILURES.append("out of paper")
+    with pytest.warns(TvmifyWarning, match="eager PyTorch does not: .*out of paper"):
+        torch.testing.assert_close(net(x), expected)

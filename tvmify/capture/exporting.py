@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram, _trace
 from torch.export.graph_signature import InputKind, InputSpec
@@ -83,13 +84,23 @@ class NoRealWrites(TorchDispatchMode):
     would change the tensors.
     """
 
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let ``torch.cond`` and the like, which call Dynamo, be recorded."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Call an operator."""
-        if func is torch.ops.aten.detach_.default:  # the last step of torch.tensor([...])
-            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
+        if (
+            isinstance(func, HigherOrderOperator)
+            or func is torch.ops.aten.detach_.default  # the last step of torch.tensor([...])
+        ):
+            return func(*args, **kwargs)
         tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         if func._schema.is_mutable and not any(is_fake(tensor) for tensor in tensors):
             raise UnsupportedOperator(

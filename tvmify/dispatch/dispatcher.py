@@ -48,7 +48,7 @@ from tvmify.dispatch.sizes import Sizes
 from tvmify.dispatch.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import Uninitialized
-from tvmify.runtime import LatestCall, flatten, unusual_signature
+from tvmify.runtime import LatestCall, flatten, take_failure, unusual_signature
 from tvmify.signature import Args, Kwargs
 from tvmify.system import forks
 from tvmify.target import TargetOption
@@ -214,9 +214,10 @@ class Dispatcher:
         refused = compiled.refused(leaves)
         if refused is not None:
             return self._run_in_eager(refused, args, kwargs)
+        message = take_failure()  # before eager PyTorch runs, perhaps with calls of its own
         self._counts.eager += 1
         result = self.subject.call(args, kwargs)()
-        failed = compiled.failed()
+        failed = compiled.failed(message)
         self._reports.refuse(failed)
         self._reports.eager(failed)
         return result

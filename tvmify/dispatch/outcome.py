@@ -30,6 +30,9 @@ from tvmify.runtime import (
 )
 from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only
 
+#: Longer messages are cut: TVM prints whole programs.
+_LONGEST = 300
+
 
 class Run(Protocol):
     """Runs a program."""
@@ -198,10 +201,18 @@ class Compiled:
         next_step = "Clone it before the call, so that it has its own memory."
         return Eager(self.facts, NotCompiled(obstacle, next_step))
 
-    def failed(self) -> Eager:
-        """Return the outcome of a call in which compiled code failed and eager PyTorch did not."""
+    def failed(self, message: str) -> Eager:
+        """Return the outcome of a call in which compiled code failed and eager PyTorch did not.
+
+        Parameters
+        ----------
+        message
+            Of the error; empty if it is not known.
+        """
+        lines = [line.strip() for line in message.splitlines() if line.strip()]
+        said = f": {lines[0][:_LONGEST].removesuffix('.')}" if lines else ""
         reason = NotCompiled(
-            "compiled code raised an error where eager PyTorch does not",
+            f"compiled code raised an error where eager PyTorch does not{said}",
             "Please report it, with the module and the shapes of its arguments.",
         )
         return Eager(self.facts, reason)

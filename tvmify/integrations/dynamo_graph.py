@@ -120,7 +120,7 @@ class DynamoGraph:
         """
         graph = copy.deepcopy(module.graph)
         places = [node for node in graph.nodes if node.op == "placeholder"]
-        values = [_example(node, given) for node, given in zip(places, inputs, strict=True)]
+        values = [example_of(node, given) for node, given in zip(places, inputs, strict=True)]
         weights = {
             i: node
             for i, (node, value) in enumerate(zip(places, values, strict=True))
@@ -163,7 +163,7 @@ class DynamoGraph:
         return module.eval()  # whatever depends on the mode is written in the graph
 
 
-def _example(node: fx.Node, given: Any) -> Any:
+def example_of(node: fx.Node, given: Any) -> Any:
     """Return what stands for an argument: with symbols as its sizes, if these vary."""
     return node.meta.get("example_value", node.meta.get("val", given))
 

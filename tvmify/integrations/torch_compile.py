@@ -11,9 +11,10 @@ from torch._dynamo.exc import ShortenTraceback
 
 from tvmify.decorate.decorated import FINDERS
 from tvmify.errors import OptionError
-from tvmify.integrations.calls import GraphCalls
 from tvmify.integrations.compiled import dispatchers_of_compiled
-from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
+from tvmify.integrations.control_flow import calls_of
+from tvmify.integrations.dynamo_graph import Origin
+from tvmify.integrations.flexible_attention import spell_attention
 from tvmify.options import CompileOptions
 
 #: Options of the decorator that mean nothing here, and what to do instead.
@@ -64,12 +65,12 @@ def backend(
     """
     chosen, origin = compile_options(mode, options), Origin.of(module, example_inputs)
     needs_gradients = torch.is_grad_enabled() and any(map(_requires_grad, example_inputs))
-    if needs_gradients or _has_transforms(module):
+    module, spelt = spell_attention(module)
+    if needs_gradients or spelt or _has_transforms(module):
         from tvmify.integrations.training import with_autograd
 
         return with_autograd(module, example_inputs, origin, chosen)
-    graph = DynamoGraph.of(module, example_inputs, origin, weights_are_state=True)
-    return GraphCalls(graph, chosen)
+    return calls_of(module, example_inputs, origin, chosen, weights_are_state=True)
 
 
 def compile_options(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptions:

@@ -17,8 +17,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd import runtime_wrappers
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from tvmify.integrations.calls import GraphCalls
-from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
+from tvmify.integrations.control_flow import calls_of
+from tvmify.integrations.dynamo_graph import Origin
 from tvmify.options import CompileOptions
 
 #: Operators with several results: for sizes that vary, the compiler computes only the first.
@@ -57,8 +57,7 @@ def with_autograd(
 def _compile(
     module: fx.GraphModule, inputs: Sequence[Any], *, origin: Origin, options: CompileOptions
 ) -> Callable[[list[Any]], Any]:
-    graph = DynamoGraph.of(module, inputs, origin, weights_are_state=False)
-    calls = GraphCalls(graph, options)
+    calls = calls_of(module, inputs, origin, options, weights_are_state=False)
 
     def run(*args: Any) -> Any:
         # In the first call, AOTAutograd looks for custom operators; there are none here.

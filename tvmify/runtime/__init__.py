@@ -9,6 +9,7 @@ from tvmify.runtime.native import (  # isort: skip
     cmake_prefix_path,
     cpu_features,
     flatten,
+    take_failure,
     with_method_renamed,
 )
 from tvmify.runtime import embedded  # defines operators
@@ -67,6 +68,7 @@ __all__ = [
     "measure",
     "measure_on",
     "original",
+    "take_failure",
     "timing_algorithms",
     "unusual_signature",
     "watch",

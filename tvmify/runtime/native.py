@@ -148,6 +148,7 @@ from tvmify._C import (  # noqa: E402
     ShapeGuard,
     Shortcut,
     flatten,
+    take_failure,
     with_method_renamed,
 )
 
@@ -167,5 +168,6 @@ __all__ = [
     "cmake_prefix_path",
     "cpu_features",
     "flatten",
+    "take_failure",
     "with_method_renamed",
 ]

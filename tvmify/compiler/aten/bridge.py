@@ -17,11 +17,13 @@ from typing import Any
 import torch
 import tvm
 from torch import fx
+from torch._higher_order_ops.auto_functionalize import AsStridedViewInfo, SliceViewInfo
 from torch.utils import _pytree as pytree
 from tvm import relax
 
 from tvmify.artifact import CALL_OF_TORCH
 from tvmify.compiler.aten import operators
+from tvmify.compiler.aten.functionalized import Written, can_functionalize
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.sizes import Size, is_static
 
@@ -44,8 +46,10 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
     dtypes
         Names of the dtypes that compiled code can hold.
     """
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+    target = operators.operator(node)
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target._schema.is_mutable and not can_functionalize(node):
         return False
     if operators.EMPTY in node.meta:  # its arguments are incomplete
         return False
@@ -188,15 +192,26 @@ class _Graph:
         schema = operators.schema(node)
         arguments = operators.arguments(node)
         returned = _leaves(node.meta["val"])
+        written = Written.of(node)
+        copies = [
+            insert(graph, "aten::clone", [known[base], graph.insertConstant(None)])[0]
+            for base in written.bases
+        ]
         values = insert(
             graph,
             schema.name,
-            [self._argument(known, a, arguments[a.name], returned[0]) for a in schema.arguments],
-            1 if (is_list := _returns_list(schema)) else len(returned),
+            [
+                self._view(copies, written.views[a.name])
+                if a.name in written.views
+                else self._argument(known, a, arguments[a.name], returned[0])
+                for a in schema.arguments
+            ],
+            1 if (is_list := _returns_list(schema)) else len(schema.returns),
         )
         if is_list:
             values[0].setType(torch._C.ListType.ofTensors())
             values = insert(graph, "prim::ListUnpack", values, len(returned))
+        values = [*values, *copies] if values else [None, *copies]  # as PyTorch numbers them
         for i, (shape, dtype) in results.items():
             result = values[i]
             if returned[i].dtype in PARTS:
@@ -207,7 +222,8 @@ class _Graph:
             graph.registerOutput(result)
 
     def __str__(self) -> str:
-        return str(self._graph)
+        # TorchScript cannot read what it writes for a call without results
+        return str(self._graph).replace("\n   = ", "\n  ")
 
     def _argument(
         self, known: dict[fx.Node, Any], argument: Any, given: Any, first: torch.Tensor
@@ -215,17 +231,39 @@ class _Graph:
         graph, kind = self._graph, str(argument.type)
         if kind == "Tensor" and isinstance(given, (int, float)):
             return _number_tensor(graph, given, first.dtype)
+        if any(isinstance(x, tvm.ir.Expr) for x in pytree.tree_leaves(given)):
+            return self._numbers(given)
+        return _argument(graph, known, kind, given)
+
+    def _view(self, copies: list[Any], view: Any) -> Any:
+        """Return what an operator writes to: a copy, a view of one, or a list of these."""
+        if view is None:
+            return self._graph.insertConstant(None)
+        if isinstance(view, list):
+            (made,) = insert(
+                self._graph, "prim::ListConstruct", [self._view(copies, each) for each in view]
+            )
+            made.setType(torch._C.ListType.ofTensors())
+            return made
+        base = copies[view.base_index]
+        if isinstance(view, AsStridedViewInfo):
+            numbers = (list(view.size), list(view.stride), view.storage_offset)
+            return insert(self._graph, "aten::as_strided", [base, *map(self._numbers, numbers)])[0]
+        if isinstance(view, SliceViewInfo):
+            numbers = (view.dim, view.start, view.end, 1)
+            return insert(self._graph, "aten::slice", [base, *map(self._numbers, numbers)])[0]
+        return base
+
+    def _numbers(self, given: Any) -> Any:
+        """Return the value of an integer, or of a list of them; any may be a size that varies."""
+        graph = self._graph
         if isinstance(given, tvm.ir.Expr):
             return self._size(given)
-        if isinstance(given, (list, tuple)) and any(isinstance(x, tvm.ir.Expr) for x in given):
-            items = [
-                self._size(x) if isinstance(x, tvm.ir.Expr) else graph.insertConstant(x)
-                for x in given
-            ]
-            (made,) = insert(graph, "prim::ListConstruct", items)
-            made.setType(torch._C.ListType.ofInts())
-            return made
-        return _argument(graph, known, kind, given)
+        if not isinstance(given, (list, tuple)):
+            return graph.insertConstant(given)
+        (made,) = insert(graph, "prim::ListConstruct", [self._numbers(x) for x in given])
+        made.setType(torch._C.ListType.ofInts())
+        return made
 
     def _size(self, size: Any) -> Any:
         value = self._graph.addInput(f"s{len(self.sizes)}")

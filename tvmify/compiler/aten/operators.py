@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+#: PyTorch's call of a custom operator that writes to its arguments, made functional.
+FUNCTIONALIZED = torch.ops.higher_order.auto_functionalized_v2
 #: Key of an attention node's meta: the result of a query that sees no key.
 EMPTY = "tvmify.empty"
 #: Key of an attention node's meta: the value that replaces scores that a bool mask hides.
@@ -20,9 +22,14 @@ def calls(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "call_function"]
 
 
+def operator(node: fx.Node) -> Any:
+    """Return the operator that a node calls; of a call made functional, the one that writes."""
+    return node.args[0] if node.target is FUNCTIONALIZED else node.target
+
+
 def name(node: fx.Node) -> str:
     """Return the qualified name, ``aten.add.Tensor``."""
-    return str(node.target)
+    return str(operator(node))
 
 
 def short_name(node: fx.Node) -> str:
@@ -35,14 +42,17 @@ def short_name(node: fx.Node) -> str:
 
 def schema(node: fx.Node) -> torch.FunctionSchema:
     """Return the schema of the operator, which is one of PyTorch's."""
-    assert isinstance(node.target, torch._ops.OpOverload)
-    return node.target._schema
+    called = operator(node)
+    assert isinstance(called, torch._ops.OpOverload)
+    return called._schema
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """Return all arguments of a call by the names of the schema, with defaults."""
     parameters = schema(node).arguments
     given = {parameter.name: parameter.default_value for parameter in parameters}
+    if node.target is FUNCTIONALIZED:  # by name, without what it writes to
+        return given | {key: node.kwargs[key] for key in given.keys() & node.kwargs.keys()}
     positional = (parameter.name for parameter in parameters if not parameter.kwarg_only)
     return given | dict(zip(positional, node.args, strict=False)) | dict(node.kwargs)
 
@@ -61,7 +71,7 @@ def is_mutating(node: fx.Node) -> bool:
 
 def is_random(node: fx.Node) -> bool:
     """Whether the call draws random numbers."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    if torch.Tag.nondeterministic_seeded not in getattr(operator(node), "tags", ()):
         return False
     given = arguments(node)
     drops = [given[name] for name in ("dropout", "dropout_p") if name in given]

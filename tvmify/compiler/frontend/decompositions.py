@@ -18,7 +18,7 @@ from torch.export import ExportedProgram, exported_program
 from tvmify.compiler.frontend.constants import fold_constants
 from tvmify.compiler.frontend.einsum import einsum
 from tvmify.compiler.frontend.fast_paths import multi_head_attention, transformer_encoder_layer
-from tvmify.compiler.frontend.refusals import refuse_other_devices
+from tvmify.compiler.frontend.refusals import refuse_functions, refuse_other_devices
 from tvmify.compiler.frontend.sharing import Sharing, sharing
 from tvmify.compiler.frontend.spelt_attention import recognise_attention
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
@@ -128,10 +128,12 @@ def decompose(program: ExportedProgram) -> Decomposed:
     Raises
     ------
     UnsupportedOperator
-        It writes to or returns memory in an unsupported way.
+        It writes to or returns memory in an unsupported way, or has an operator that takes
+        functions.
     UnsupportedTarget
         Results are on another device than the arguments.
     """
+    refuse_functions(program)
     refuse_other_devices(program)
     shared = sharing(program)
     program = _in_core_aten(program)

@@ -6,11 +6,15 @@ from collections.abc import Iterable
 
 import torch
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tvmify.compiler.aten import operators
 from tvmify.errors import UnsupportedOperator, UnsupportedTarget
+
+#: Operators that take functions, and that ``torch.compile`` compiles with our backend.
+_WITH_DYNAMO = ("cond", "while_loop", "flex_attention")
 
 
 def refuse(nodes: Iterable[fx.Node]) -> None:
@@ -24,6 +28,27 @@ def refuse(nodes: Iterable[fx.Node]) -> None:
     names = [operators.name(node) for node in nodes]
     if names:
         raise UnsupportedOperator(names)
+
+
+def refuse_functions(program: ExportedProgram) -> None:
+    """Refuse operators that take functions of the user's, as ``torch.cond`` does.
+
+    Raises
+    ------
+    UnsupportedOperator
+        There are some.
+    """
+    names = [
+        node.target.name()
+        for node in operators.calls(program.graph)
+        if isinstance(node.target, HigherOrderOperator) and node.target.name() in _WITH_DYNAMO
+    ]
+    if names:
+        raise UnsupportedOperator(
+            names,
+            "it takes functions",
+            'Use torch.compile(model, backend="tvmify"), which compiles them and what is around.',
+        )
 
 
 def refuse_other_devices(program: ExportedProgram) -> None:

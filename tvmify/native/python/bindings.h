@@ -47,6 +47,9 @@ void detach_tensors(const torch::jit::Module& root);
 PyObject* jit_graphs(PyObject* module, PyObject* handler);
 PyObject* module_of_graph(PyObject* module, PyObject* args);
 
+// take_failure(), see call.cpp.
+PyObject* take_failure(PyObject* module, PyObject* unused);
+
 // The classes of the module.
 extern PyType_Spec guard_spec, call_spec, latest_call_spec, lent_spec, shortcut_spec;
 

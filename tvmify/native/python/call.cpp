@@ -14,6 +14,7 @@
 #include <exception>
 #include <new>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -181,6 +182,9 @@ PyObject* make_result(const Call& call, const std::vector<at::Tensor>& tensors, 
   return PyObject_CallOneArg(call.rebuild, result.get());
 }
 
+// Why the latest call of this thread failed; empty if it did not.
+thread_local std::string failure;
+
 PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(
@@ -188,6 +192,7 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
       "Call takes one tuple, the leaves of the arguments");
   const Call& call = *Call::from(self);
   PyObject* leaves = args[0];
+  failure.clear();
   const Tensors inputs = select_inputs(call, leaves);
   if (call.effects.obstacle(leaves) != nullptr) Py_RETURN_NOTIMPLEMENTED;
   std::optional<Shapes::Values> symbols;
@@ -203,7 +208,8 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
       // A kernel may write to these: those that still share memory, as lazy clones do, stop now.
       for (const auto& [target, source] : targets) target.mutable_data_ptr();
       tensors = call.compiled->forward(inputs);
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+      failure = error.what();
       // What is written yet, eager writes again, and it alone raises exactly the right exception.
     }
     for (const auto& [target, source] : targets) {
@@ -384,6 +390,11 @@ PyType_Slot call_slots[] = {
 };
 
 }  // namespace
+
+PyObject* take_failure(PyObject*, PyObject*) {
+  const std::string text = std::exchange(failure, {});
+  return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
 
 PyType_Spec call_spec = {"tvmify._C.Call", sizeof(Call), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,

@@ -26,6 +26,10 @@ PyMethodDef functions[] = {
     {"module_of_graph", module_of_graph, METH_VARARGS,
      "module_of_graph(module, graph) -> module\n\n"
      "A copy of TorchScript's own object whose forward is the graph. Its tensors share memory."},
+    {"take_failure", take_failure, METH_NOARGS,
+     "take_failure() -> text\n\n"
+     "The message of the error that compiled code raised in the latest call of this thread; empty\n"
+     "if it raised none, or if the message was taken already."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -1,0 +1,64 @@
+"""``torch.cond`` and ``torch.while_loop`` under ``torch.compile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
+
+import tvmify
+from tests.tolerances import assert_close_to_reference
+from tvmify import TvmifyWarning
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.first(x))
+        (z,) = torch.cond(
+            x.sum() > 0, lambda t: (self.second(t) * 2 + 1,), lambda t: (t.sin() - 1,), (y,)
+        )
+        return torch.sigmoid(self.first(z))
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, _ = while_loop(
+            lambda t, n: n > 0, lambda t, n: (t.tanh() + t.cos(), n - 1), (x, x.sum().int())
+        )
+        return torch.sigmoid(self.first(y))
+
+
+@pytest.mark.parametrize("model", [Branches, Loop])
+def test_control_flow_runs_in_python_and_what_is_around_compiled(
+    model: Callable[[], nn.Module],
+) -> None:
+    torch.manual_seed(0)
+    net = model().eval()
+    compiled = torch.compile(net, backend="tvmify", options={"compare": False, "strict": True})
+    up, down = torch.full((2, 8), 0.2), torch.full((2, 8), -0.2)
+    with torch.no_grad():
+        for x in (up, down, up):
+            assert_close_to_reference(compiled(x), net, (x,))
+    info = tvmify.cache_info(compiled)
+    assert info.eager == 0
+    assert info.builds + info.disk_hits == 4
+
+
+def test_a_decorated_module_names_the_way_that_compiles_it() -> None:
+    net = tvmify.tvmify(Branches().eval())
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        with pytest.warns(TvmifyWarning, match=r"cond: .*torch\.compile\(model, backend="):
+            first = net(x)
+        torch.testing.assert_close(net(x), first)  # again: nothing of Dynamo's was left behind

@@ -1,0 +1,157 @@
+"""Graphs of ``torch.compile`` with control flow: ``torch.cond`` and ``torch.while_loop``.
+
+A program for TVM is straight-line. So such a graph is cut before and after each of these: what is
+between is compiled, and so are branches, conditions and bodies. Python decides which of them run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+from tvmify.integrations.calls import GraphCalls
+from tvmify.integrations.dynamo_graph import DynamoGraph, Origin, example_of
+from tvmify.options import CompileOptions
+
+
+def calls_of(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    origin: Origin,
+    options: CompileOptions,
+    *,
+    weights_are_state: bool,
+) -> Callable[..., Any]:
+    """Return what runs the calls of a graph: a program, or several with control flow between.
+
+    Parameters
+    ----------
+    module, inputs, origin, weights_are_state
+        As for `DynamoGraph.of`.
+    options
+        The options of the backend.
+    """
+
+    def calls(module: fx.GraphModule, inputs: Sequence[Any], origin: Origin) -> Callable[..., Any]:
+        return calls_of(module, inputs, origin, options, weights_are_state=weights_are_state)
+
+    if any(map(_is_control_flow, module.graph.nodes)):
+        return _in_pieces(module, inputs, origin, calls)
+    graph = DynamoGraph.of(module, inputs, origin, weights_are_state=weights_are_state)
+    return GraphCalls(graph, options)
+
+
+#: Returns what runs the calls of a piece.
+_Calls = Callable[[fx.GraphModule, Sequence[Any], Origin], Callable[..., Any]]
+
+
+def _in_pieces(
+    module: fx.GraphModule, inputs: Sequence[Any], origin: Origin, calls: _Calls
+) -> fx.GraphModule:
+    """Cut a graph around control flow, and compile the pieces."""
+    numbers: dict[fx.Node, int] = {}
+    number = 0
+    for node in module.graph.nodes:
+        number += _is_control_flow(node)
+        numbers[node] = number
+        number += _is_control_flow(node)
+    whole = split_module(
+        module, module, numbers.__getitem__, keep_original_order=True, tuple_return=True
+    )
+    places = module.graph.find_nodes(op="placeholder")
+    given = {node.name: value for node, value in zip(places, inputs, strict=True)}
+    for name, piece in list(whole.named_children()):
+        assert isinstance(piece, fx.GraphModule)
+        flows = [node for node in piece.graph.nodes if _is_control_flow(node)]
+        if flows:
+            _run_in_python(piece, flows, origin, calls)
+        else:
+            part = origin.part(f"piece {name.removeprefix('submod_')}")
+            setattr(whole, name, _compiled(piece, given, part, calls))
+    return whole
+
+
+class _Compiled(torch.nn.Module):
+    """The calls of a piece, as a part of a graph module.
+
+    Parameters
+    ----------
+    calls
+        Returns a tuple or list.
+    is_one
+        Whether the result is its only element.
+    """
+
+    def __init__(self, calls: Callable[..., Any], *, is_one: bool) -> None:
+        super().__init__()
+        self._calls, self._is_one = calls, is_one
+
+    def forward(self, *args: Any) -> Any:
+        """Run one call."""
+        results = self._calls(*args)
+        return results[0] if self._is_one else results
+
+
+def _compiled(
+    piece: fx.GraphModule, given: dict[str, Any], origin: Origin, calls: _Calls
+) -> torch.nn.Module:
+    """Return a piece that runs compiled.
+
+    Parameters
+    ----------
+    given
+        Examples of some of its arguments, by name. PyTorch has recorded those of the others; a
+        piece for which it has not stays as it is.
+    """
+    places = piece.graph.find_nodes(op="placeholder")
+    inputs = [example_of(node, given.get(str(node.target))) for node in places]
+    if any(value is None for value in inputs):
+        return piece
+    inputs = [given.get(str(node.target), x) for node, x in zip(places, inputs, strict=True)]
+    output = piece.graph.output_node()
+    is_one = isinstance(output.args[0], fx.Node)
+    if is_one:
+        output.args = (output.args,)
+        piece.recompile()
+    return _Compiled(calls(piece, inputs, origin), is_one=is_one)
+
+
+# ------------------------------------------------------------------------------------ control flow
+
+
+def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Sequence[Any]) -> Any:
+    return (if_true if predicate else if_false)(*operands)
+
+
+def _while_loop(
+    condition: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()
+) -> Any:
+    # copies, since results are no arguments even if the body never runs
+    values = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in carried)
+    while condition(*values, *additional):
+        values = tuple(body(*values, *additional))
+    return values
+
+
+_IN_PYTHON = {torch.ops.higher_order.cond: _cond, torch.ops.higher_order.while_loop: _while_loop}
+
+
+def _is_control_flow(node: fx.Node) -> bool:
+    return node.target in _IN_PYTHON and not node.kwargs and len(node.args) <= 4
+
+
+def _run_in_python(
+    piece: fx.GraphModule, flows: list[fx.Node], origin: Origin, calls: _Calls
+) -> None:
+    """Let Python run the control flow of a piece, and compile what it calls."""
+    for node in flows:
+        node.target = _IN_PYTHON[node.target]  # type: ignore[index]
+    for node in piece.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if isinstance(part := getattr(piece, name), fx.GraphModule):
+            setattr(piece, name, _compiled(part, {}, origin.part(name), calls))
+    piece.recompile()
