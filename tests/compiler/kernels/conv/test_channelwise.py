@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
-from tvm import relax
+from tvm import relax, tirx
 
-from tests.compiler.kernels.kernels import TARGETS, Array, build, check, random
+from tests.compiler.kernels.kernels import TARGETS, Array, build, check, loops, random
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.conv.channelwise import Cut, cuts
 
@@ -36,6 +36,12 @@ def test_small_images_have_fewer_cuts():
 def _depthwise(builder: relax.BlockBuilder, x: relax.Var, w: relax.Var) -> relax.Expr:
     options = {"groups": 20, "data_layout": "NHWC", "kernel_layout": "OHWI"}
     return op.nn.conv2d(x, w, (2, 2), (1, 1), **options)
+
+
+def test_packing_part_of_a_vector_repeats_no_loop():
+    built = build(_depthwise, [random(1, 9, 9, 20)], [random(20, 3, 3, 1)])
+    (name,) = (name for name in built.report if "pack" in name)
+    assert tirx.ForKind.UNROLLED not in {loop.kind for loop in loops(built.ir_mod[name])}
 
 
 def _maxima(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:

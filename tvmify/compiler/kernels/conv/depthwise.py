@@ -9,7 +9,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.kernels.common import tiles
-from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
+from tvmify.compiler.kernels.common.legalizing import accumulator
 from tvmify.compiler.kernels.conv.channelwise import Channelwise, choose, slide
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
@@ -42,8 +42,11 @@ def template(
     def pack(weight: te.Tensor) -> te.Tensor:
         def element(block: tirx.Var, y: tirx.Var, x: tirx.Var, lane: tirx.Var) -> Expr:
             channel = block * lanes + lane
-            value = weight[channel, y, x, 0].astype(sums)
-            return or_zero(value, (channel, channels, lanes))
+            if channels % lanes == 0:
+                return weight[channel, y, x, 0].astype(sums)
+            # Read in any case: a branch for each lane, in each block, took LLVM ten times as long.
+            value = weight[tirx.min(channel, channels - 1), y, x, 0].astype(sums)
+            return tirx.Select(channel < channels, value, tirx.const(0, sums))
 
         shape = (-(-channels // lanes), *window.size, lanes)
         return te.compute(shape, element, name="depthwise_pack")
