@@ -18,6 +18,7 @@ from tests.compiler.programs import Program, executed, target
 from tests.models import minilm_folder, resnet18
 from tests.tolerances import POLICY
 from tvmify.artifact import Artifact
+from tvmify.artifact.settings import BuildSettings
 from tvmify.compiler import compile
 from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.attention import rows
@@ -409,7 +410,7 @@ def _reference(cases: Any) -> _Reference:
 def _hold_to_the_policy(cases: Any, accuracy: str) -> Artifact:
     reference = _reference(cases)
     with torch.no_grad():
-        artifact = compile(reference.exported, target(), accuracy=accuracy)
+        artifact = compile(reference.exported, target(), BuildSettings(accuracy))
         got = executed(artifact, reference.module, [values for _, values in cases().values()])
     times, of_largest = POLICY[accuracy]
     broken = []

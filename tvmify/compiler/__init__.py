@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.recorded_shapes import with_later_guards
+from tvmify.artifact.settings import BuildSettings
 from tvmify.artifact.shapes import Shapes
 from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Tuning", "compile"]
 
+_DEFAULT = BuildSettings()
 #: TVM has one stack of block builders for all threads.
 _ONE_AT_A_TIME = forks.Lock()
 #: Decomposed recordings with symbols, for as long as the recordings are kept.
@@ -44,14 +45,11 @@ _DECOMPOSED: WeakKeyDictionary[GraphModule, Decomposed] = WeakKeyDictionary()
 def compile(
     program: ExportedProgram,
     target: Target,
+    settings: BuildSettings = _DEFAULT,
     on_stage: Callable[[str], object] = lambda name: None,
     *,
-    accuracy: str = "default",
     tuning: Tuning | None = None,
-    unpacked: Sequence[str] = (),
     threads: int | None = None,
-    scratch_directories: Sequence[Path] = (),
-    shapes: Shapes | None = None,
 ) -> Artifact:
     """Compile an exported program into a shared library and its description.
 
@@ -61,22 +59,15 @@ def compile(
         A ``torch.export.ExportedProgram``, not decomposed.
     target
         What to build for.
+    settings
+        What else affects the code.
     on_stage
         Called with the name of each stage when it begins: ``"decompose"``, ``"import"``,
         ``"tune"``, ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``, ``"release"``.
-    accuracy
-        ``"default"`` or ``"strict"``, see `tvmify.options.CompileOptions`.
     tuning
         How to time candidates for kernels; None leaves the choice to the rules.
-    unpacked
-        Names of weights that may change between two calls; they become `Artifact.state`.
     threads
         How many threads LLVM may use; None for one per processor.
-    scratch_directories
-        Directories for temporary files if the usual one is full.
-    shapes
-        The shapes that the program serves according to its recording, if sizes are symbols. The
-        artifact's shapes include the guards from the translation.
 
     Raises
     ------
@@ -92,19 +83,11 @@ def compile(
     # Deprecations inside torch and TVM do not concern the user, and must not fail under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
-            decomposed = _decompose(program, stages, is_kept=shapes is not None)
-            with _known_sizes(shapes):
-                return _compile(
-                    decomposed,
-                    target,
-                    stages,
-                    accuracy=accuracy,
-                    tuning=tuning if shapes is None else None,  # it is for one size
-                    unpacked=unpacked,
-                    threads=threads,
-                    scratch_directories=scratch_directories,
-                    shapes=shapes,
-                )
+            is_symbolic = settings.shapes is not None
+            decomposed = _decompose(program, stages, is_kept=is_symbolic)
+            tuning = None if is_symbolic else tuning  # it is for one size
+            with _known_sizes(settings.shapes):
+                return _compile(decomposed, target, settings, stages, tuning, threads)
         except NotCompiled:
             raise
         except Exception as error:
@@ -147,15 +130,12 @@ def _known_sizes(shapes: Shapes | None) -> AbstractContextManager[None]:
 def _compile(
     decomposed: Decomposed,
     target: Target,
+    settings: BuildSettings,
     stages: _Stages,
-    *,
-    accuracy: str,
     tuning: Tuning | None,
-    unpacked: Sequence[str],
     threads: int | None,
-    scratch_directories: Sequence[Path],
-    shapes: Shapes | None,
 ) -> Artifact:
+    shapes = settings.shapes
     with stages("import"):
         from tvmify.compiler import pipeline
         from tvmify.compiler.codegen import build
@@ -165,9 +145,9 @@ def _compile(
         from tvmify.compiler.kernels.matmul.call_libraries import called
 
         tvm_target = pipeline.tvm_target(target)
-        choices = choice.Choices(accuracy)
+        choices = choice.Choices(settings.accuracy)
         with tvm_target, choice.choosing(choices):
-            imported = import_program(decomposed, unpacked)
+            imported = import_program(decomposed, settings.unpacked)
         if shapes is not None:
             shapes = with_later_guards(shapes, decomposed.program)
     report: dict[str, object] = {}
@@ -189,7 +169,7 @@ def _compile(
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)
     with stages("link"):
-        library = build.link(generated, scratch_directories)
+        library = build.link(generated, settings.scratch_directories)
     # The objects of this function are freed when it returns, which takes longer than linking.
     stages.on_stage("release")
     return Artifact(

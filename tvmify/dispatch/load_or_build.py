@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
+from tvmify.artifact.settings import BuildSettings
 from tvmify.artifact.shapes import Shapes
 from tvmify.cache import DiskCache, Key, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.cache.directory import is_there
@@ -291,7 +292,7 @@ def _export(work: Work, stages: Stages) -> ExportedProgram:
 
 
 def _build(work: Work, stages: Stages) -> Artifact:
-    key, options, unpacked = work.key, work.request.options, work.unpacked
+    key, options = work.key, work.request.options
     # Imported here, since a warm process must not load TVM's compiler.
     from tvmify.compiler import Tuning, compile
 
@@ -302,17 +303,13 @@ def _build(work: Work, stages: Stages) -> Artifact:
         with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
             exported = _export(work, stages)
             shapes = _shapes(work, exported)
+        settings = BuildSettings(
+            options.accuracy, work.unpacked, shapes, _scratch_directories(options)
+        )
         target = Target.parse(key.entries["target"])
         if builder and not key.entries["tuned for"] and building.can_cross(target):
             stages.begin("build")
-            artifact = builder.build(
-                exported,
-                target,
-                accuracy=options.accuracy,
-                unpacked=unpacked,
-                scratch_directories=_scratch_directories(options),
-                shapes=shapes,
-            )
+            artifact = builder.build(exported, target, settings)
             if artifact is not None:
                 return artifact
         tuning = None
@@ -323,15 +320,7 @@ def _build(work: Work, stages: Stages) -> Artifact:
         # The program contains the casts of autocast, so calls of the compiler must not add any.
         around.enter_context(casting({}))
         return compile(
-            exported,
-            target,
-            stages.begin,
-            accuracy=options.accuracy,
-            tuning=tuning,
-            unpacked=unpacked,
-            threads=stages.threads,
-            scratch_directories=_scratch_directories(options),
-            shapes=shapes,
+            exported, target, settings, stages.begin, tuning=tuning, threads=stages.threads
         )
 
 
@@ -359,13 +348,13 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
     return recorded_shapes(exported, varying.hints_by_axis())
 
 
-def _scratch_directories(options: CompileOptions) -> list[Path]:
+def _scratch_directories(options: CompileOptions) -> tuple[Path, ...]:
     """Return another folder for temporary files: the cache, which is private."""
     directory = options.cache_directory()
     with contextlib.suppress(CacheError):
         if directory is not None and is_there(directory):
-            return [directory]
-    return []
+            return (directory,)
+    return ()
 
 
 def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[float]]:

@@ -72,7 +72,7 @@ def test_results_do_not_alias_program_memory():
 def test_stages_are_announced_in_order():
     stages: list[str] = []
     exported = torch.export.export(nn.ReLU(), (torch.randn(3),))
-    report = compile(exported, target(), stages.append).report
+    report = compile(exported, target(), on_stage=stages.append).report
     assert stages == ["decompose", "import", "lower", "schedule", "build", "link", "release"]
     assert list(report["seconds"]) == stages[:-1]
     assert report["operators"] == {"aten.relu.default": 1}

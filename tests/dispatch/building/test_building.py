@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tvmify import TvmifyWarning, UnsupportedOperator, compiler
+from tvmify.artifact.settings import BuildSettings
 from tvmify.dispatch import building
 from tvmify.dispatch.building import Builder, crossing
 from tvmify.target import Target
@@ -79,8 +80,8 @@ def test_missing_builder_process_warns_once(
     builder = Builder()
     target = Target.parse('{"kind": "llvm"}')
     with pytest.warns(TvmifyWarning, match="compiled in a thread of this process"):
-        assert builder.build(program, target, "default", ()) is None
-    assert builder.build(program, target, "default", ()) is None  # without a warning
+        assert builder.build(program, target, BuildSettings()) is None
+    assert builder.build(program, target, BuildSettings()) is None  # without a warning
     assert not builder.is_running
 
 
@@ -88,7 +89,7 @@ def test_refusals_round_trip(program: Any, monkeypatch: pytest.MonkeyPatch) -> N
     refused = {"refused": ["UnsupportedOperator", [["aten.foo.default"], "a detail"]]}
     monkeypatch.setattr(Builder, "_ask", lambda *_: crossing.Message(refused))
     with pytest.raises(UnsupportedOperator, match=r"aten\.foo\.default: a detail"):
-        Builder().build(program, Target.parse('{"kind": "llvm"}'), "default", ())
+        Builder().build(program, Target.parse('{"kind": "llvm"}'), BuildSettings())
 
 
 def test_builder_process_lifecycle() -> None:

@@ -18,14 +18,12 @@ import torch
 
 from tvmify import errors
 from tvmify.artifact import Artifact
-from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.settings import BuildSettings
 from tvmify.dispatch.building import crossing
 from tvmify.system import forks
 from tvmify.target import Target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.export import ExportedProgram
 
 #: What is added to its niceness: it gets a tenth of a processor that it shares.
@@ -59,13 +57,7 @@ class Builder:
         return None if self._process is None else self._process.pid
 
     def build(
-        self,
-        program: ExportedProgram,
-        target: Target,
-        accuracy: str,
-        unpacked: Sequence[str],
-        scratch_directories: Sequence[Path] = (),
-        shapes: Shapes | None = None,
+        self, program: ExportedProgram, target: Target, settings: BuildSettings
     ) -> Artifact | None:
         """Compile a program, as `tvmify.compiler.compile` does.
 
@@ -88,10 +80,7 @@ class Builder:
             return None
         request = {
             "target": str(target),
-            "accuracy": accuracy,
-            "unpacked": list(unpacked),
-            "scratch_directories": list(map(str, scratch_directories)),
-            "shapes": None if shapes is None else shapes.to_json(),
+            "settings": settings.to_json(),
             "modes": crossing.modes(),
             "environment": dict(os.environ),
         }

@@ -73,7 +73,7 @@ def pack(program: ExportedProgram) -> bytes:
     from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 
     weights: dict[str, Any] = {}
-    stand_ins: dict[str, torch.Tensor] = {}
+    placeholders: dict[str, torch.Tensor] = {}
     numbers: dict[int, int] = {}
     for name, tensor in program.state_dict.items():
         number = numbers.setdefault(id(tensor), len(numbers))
@@ -85,9 +85,9 @@ def pack(program: ExportedProgram) -> bytes:
             list(tensor.shape),
             list(tensor.stride()),
         ]
-        stand_in = torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape)
-        is_checked = torch.nn.Parameter(stand_in, requires_grad=False)  # by torch
-        stand_ins[name] = is_checked if is_parameter else stand_in
+        placeholder = torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape)
+        is_checked = torch.nn.Parameter(placeholder, requires_grad=False)  # by torch
+        placeholders[name] = is_checked if is_parameter else placeholder
     entry = program.module_call_graph[0]
     results = entry.signature.out_spec.num_leaves if entry.signature else 0
     flat = ModuleCallSignature(
@@ -98,7 +98,7 @@ def pack(program: ExportedProgram) -> bytes:
     )
     bare = copy.copy(program)
     bare._module_call_graph = [ModuleCallEntry(fqn="", signature=flat)]
-    bare._state_dict = stand_ins
+    bare._state_dict = placeholders
     bare._example_inputs = None
     file = io.BytesIO()
     with silenced():  # the elements of weights are missing

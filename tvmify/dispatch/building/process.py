@@ -15,7 +15,7 @@ from typing import IO
 import torch
 
 from tvmify import compiler
-from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.settings import BuildSettings
 from tvmify.dispatch.building import crossing
 from tvmify.dispatch.building.crossing import Message
 from tvmify.errors import NotCompiled
@@ -74,16 +74,8 @@ def _answer(message: Message) -> Message:
         crossing.enter(request["modes"])
         program = crossing.unpack(message.content)
         target = Target.parse(request["target"])
-        shapes = request["shapes"]
-        artifact = compiler.compile(
-            program,
-            target,
-            accuracy=request["accuracy"],
-            unpacked=request["unpacked"],
-            threads=1,
-            scratch_directories=[Path(path) for path in request["scratch_directories"]],
-            shapes=None if shapes is None else Shapes.from_json(shapes),
-        )
+        settings = BuildSettings.from_json(request["settings"])
+        artifact = compiler.compile(program, target, settings, threads=1)
     except NotCompiled as reason:
         return Message({"refused": [type(reason).__name__, list(reason.__reduce__()[1])]})
     except Exception as error:  # of any kind: the parent then compiles the program
