@@ -11,9 +11,9 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from tvmify.compiler.kernels.common.bounds import has_symbols
-from tvmify.compiler.kernels.common.guards import STORES_TWICE
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, with_new_variables
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
+from tvmify.compiler.kernels.finish.handwritten import STORES_TWICE
 from tvmify.compiler.kernels.matmul.pairs import PAIRS
 from tvmify.compiler.passes.bind_sizes import Bindings
 from tvmify.compiler.passes.compiler_pass import compiler_pass
@@ -53,9 +53,9 @@ class MergeSerial:
         # Vectors and their tails share variables (`split_tails`), which FuseTIR does not support.
         ir_mod = tirx.transform.ConvertSSA()(ir_mod)
         ir_mod = relax.transform.FuseTIR()(ir_mod)
-        for name, said in merging.merged.items():
+        for name, attributes in merging.merged.items():
             variable = ir_mod.get_global_var(name)
-            flags = dict.fromkeys(("tirx.is_scheduled", *said), True)
+            flags = dict.fromkeys(("tirx.is_scheduled", *attributes), True)
             ir_mod[variable] = ir_mod[variable].with_attr(flags)
         return relax.transform.DeadCodeElimination()(ir_mod)
 

@@ -155,7 +155,7 @@ def linear(
     return None
 
 
-def stands_for(name: str, value: Any) -> bool:
+def describes(name: str, value: Any) -> bool:
     """Whether a value is a call by which a converter describes an operator for a pass to lower."""
     if not is_call(_DESCRIBED, value):
         return False

@@ -11,7 +11,7 @@ import tvm
 from tvm import relax, s_tir, tirx
 
 from tests.compiler.kernels.kernels import build, random, use_rules
-from tvmify.compiler.kernels.common.guards import names_of
+from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.microarchitecture import Microarchitecture

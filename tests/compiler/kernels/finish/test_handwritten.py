@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from tvm import tirx
 
 from tests.compiler.programs import check, scheduled
-from tvmify.compiler.kernels.common.guards import STORES_TWICE, names_of
+from tvmify.compiler.kernels.common.rewriting import names_of
+from tvmify.compiler.kernels.finish.handwritten import STORES_TWICE
 
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
 

@@ -21,11 +21,11 @@ from tvmify.compiler.kernels.attention.call_attention import Transposed, call_ke
 from tvmify.compiler.kernels.attention.template import Attention, Mask, Operand
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.rewriting import stands_for
+from tvmify.compiler.passes.rewriting import describes
 from tvmify.compiler.passes.views import shape_of, views
 from tvmify.compiler.sizes import Size
 
-#: Name of the call that stands for attention until this pass.
+#: Name of the call that describes attention until this pass.
 NAME = "tvmify.attention"
 #: From heads before places to places before heads, and back.
 _SWAP = [0, 2, 1, 3]
@@ -42,7 +42,7 @@ def describe(
     empty: float,
     fill: float | None,
 ) -> relax.Call:
-    """Return a call that stands for attention.
+    """Return a call that describes attention.
 
     Parameters
     ----------
@@ -82,9 +82,9 @@ class AttentionLowering(PyExprMutator):
         self.views: dict[tuple[Expr, tuple[int | str, ...]], Expr] = {}
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
-        """Replace a call that stands for attention."""
+        """Replace a call that describes attention."""
         call = super().visit_call_(op)
-        if not stands_for_attention(call):
+        if not describes_attention(call):
             return call
         scale, causal, empty, fill = (constant.value.numpy().item() for constant in call.args[1:5])
         query, key, value, *masks = call.args[5:]
@@ -216,9 +216,9 @@ class LowerAttention(AttentionLowering):
         return call_kernel(self.builder_, tensors, about, mask, self.machine, self.transposed)
 
 
-def stands_for_attention(call: Expr) -> bool:
+def describes_attention(call: Expr) -> bool:
     """Whether an expression is a call that `describe` has made."""
-    return stands_for(NAME, call)
+    return describes(NAME, call)
 
 
 def _calls(x: Expr | None, operator: str) -> bool:

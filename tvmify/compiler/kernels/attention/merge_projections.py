@@ -16,7 +16,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import NEST
-from tvmify.compiler.kernels.attention.lower_attention import stands_for_attention
+from tvmify.compiler.kernels.attention.lower_attention import describes_attention
 from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.passes.views import shape_of
@@ -65,7 +65,7 @@ def _are_narrow(x: relax.Var, weights: Sequence[Expr]) -> bool:
     """Whether all columns fit into one vector, and there are rows enough to pay for the slices."""
     columns = [shape_of(weight)[-1] for weight in weights]
     lanes = Microarchitecture.current().lanes(bits_of(str(x.ty.dtype)))
-    # A single column is no product but a sum, of vectors along the rows.
+    # A single column is a sum of vectors along the rows, not a product.
     saved = (sum(count > 1 for count in columns) - 1) * element_count(shape_of(x))
     return sum(columns) <= lanes and saved >= NEST.worth_merging
 
@@ -80,7 +80,7 @@ def _are_projections(
 
     def leads_to_attention(variable: relax.Var) -> bool:
         return variable in users and all(
-            stands_for_attention(call) or (_name(call) in _BETWEEN and leads_to_attention(result))
+            describes_attention(call) or (_name(call) in _BETWEEN and leads_to_attention(result))
             for result, call in users[variable]
         )
 

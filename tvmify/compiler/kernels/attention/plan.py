@@ -69,8 +69,9 @@ def candidates(attention: Attention, machine: Microarchitecture) -> list[Plan]:
     own, *others = _tiled(about, machine, _ranked(attention, machine))
     if about.has_few_queries(machine):
         return [Rows(), own]
-    one_vector = about.query.length <= machine.lanes(bits_of(about.dtype))
-    return [own, *[Rows()] * one_vector, *others]
+    if about.query.length <= machine.lanes(bits_of(about.dtype)):
+        others = [Rows(), *others]
+    return [own, *others]
 
 
 def for_all(plan: Plan, about: Attention, machine: Microarchitecture) -> Plan:

@@ -74,7 +74,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Mask:
-    """What is added to the scores; a bool mask stands for 0 and -∞, or for `Attention.fill`.
+    """What is added to the scores; a bool mask means 0 and -∞, or `Attention.fill`.
 
     Attributes
     ----------
@@ -113,7 +113,7 @@ class Attention:
     empty
         What a query yields that sees no key.
     fill
-        What stands for a score that a bool mask does not show. None: -∞ is added to it, so that
+        Replaces a score that a bool mask hides. None: -∞ is added to it, so that
         NaN stays NaN.
     """
 

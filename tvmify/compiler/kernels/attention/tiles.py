@@ -189,7 +189,7 @@ class _Task:
     ) -> None:
         """Scores of a tile of keys for a group of queries, with the mask, and their largest.
 
-        Where not all keys are present, the last one stands for those that are not, and what comes
+        Where not all keys are present, the last one replaces those that are not, and what comes
         of it is forgotten.
         """
         about, plan, place = self.about, self.plan, self.place

@@ -49,7 +49,7 @@ def written(size: Size) -> int | str:
         return str(size.name)
     operator = next((name for name, kind in _OPERATORS.items() if isinstance(size, kind)), None)
     if operator is None:
-        raise ValueError(f"the size {size} is no sum, product or quotient of symbols")
+        raise ValueError(f"the size {size} is not a sum, product or quotient of symbols")
     return f"{written(size.a)} {written(size.b)} {operator}"
 
 

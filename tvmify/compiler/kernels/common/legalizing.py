@@ -135,7 +135,7 @@ def weights_of(function: relax.Function) -> frozenset[relax.Var]:
 
 
 def _is_static(ty: relax.Type) -> bool:
-    """Whether a value has the same shape in all calls: what differs in them is no weight."""
+    """Whether a value has the same shape in all calls; otherwise it is not a weight."""
     if isinstance(ty, relax.TupleType):
         return all(map(_is_static, ty.fields))
     return not isinstance(ty, relax.TensorType) or sizes.is_static(*ty.shape.values)

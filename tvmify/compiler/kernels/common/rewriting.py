@@ -204,3 +204,12 @@ def with_block_parts(
         block.match_buffers,
         annotations,
     )
+
+
+def names_of(stmt: Stmt) -> set[str]:
+    """Names of all blocks in a nest of loops; an empty one for other statements."""
+    if isinstance(stmt, tirx.SeqStmt):
+        return set().union(*map(names_of, stmt.seq))
+    if isinstance(stmt, tirx.For):
+        return names_of(stmt.body)
+    return {str(stmt.block.name_hint)} if isinstance(stmt, s_tir.SBlockRealize) else {""}

@@ -14,8 +14,8 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.s_tir.dlight.base import ApplyDefaultSchedule, ScheduleRule
 from tvm.target import Target
 
-from tvmify.compiler.kernels.common.guards import names_of
 from tvmify.compiler.kernels.common.last_block import is_open_ended
+from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: dlight's attribute of scheduled functions.

@@ -27,10 +27,10 @@ from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import anchor, block, registers, scratch, tasks
-from tvmify.compiler.kernels.common.guards import names_of
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, accumulator
 from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.kernels.common.prefetch import prefetches
+from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.conv import depthwise
 from tvmify.compiler.kernels.conv.channelwise import WINDOW, ranked_pixels
 from tvmify.compiler.kernels.conv.windows import Window

@@ -62,7 +62,7 @@ class Implicit(Product):
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
         """Estimate how long one core takes for images of the likely sizes."""
-        work = workload(1, self.rows, self.columns, self.depth, self.dtype, True, False)
+        work = workload((1, self.rows, self.columns, self.depth), self.dtype)
         bits = bits_of(accumulator(self.dtype))
         products = plans.nanoseconds(work, self.plan, machine, bits, 1)
         return max(products, self.depth * self.columns * bits // 8 * WINOGRAD.weight_byte)

@@ -121,7 +121,7 @@ def _product(
 ) -> tuple[Expr, Product]:
     """Return a product of pixels and weights, and its left-hand side: the image, or pairs of it."""
     kernel, out = convolution.kernel, convolution.out
-    # A single channel is no product where it is measured.
+    # A single channel is not a product where it is measured.
     several = kernel[0] > 1
     narrow = None
     if several:

@@ -98,7 +98,7 @@ class Direct:
         `out_channels` together; each of these still sees its own `in_channels` alone.
     block
         Input channels whose weights stay in L1 while all pixels meet them, and the next are
-        fetched: each weight is then read from afar once, and nobody waits for it. All input
+        fetched: each weight is then read from afar once, without a wait. All input
         channels where their weights fit into L1, where the sums of all pixels do not fit into L2,
         or where too few output channels could be shared out. Unless accuracy is to be strict:
         sums of short sums are more exact.
@@ -300,7 +300,7 @@ class Direct:
         # TVM's schedules do not see that a quotient of merged loops is one of them.
         lines = (1, height * width) if flat else (height, width)
         channel = (self.groups, self.out_channels) if grouped else (self.out_channels,)
-        names = named("image", "y", "x", *["group"] * grouped, "channel")
+        names = named("image", "y", "x", *(["group"] if grouped else []), "channel")
         stored = te.compute((n, *lines, *channel), store, name=STORE, attrs=names)
         if not flat and not grouped:
             return stored
@@ -317,7 +317,7 @@ def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:
     """How many groups to compute at once, so that their channels fill vectors.
 
     Each lane reads the inputs of its own group: a vector of neighbours, and a shuffle. Inputs that
-    lie further apart than two vectors hold are no neighbours.
+    lie further apart than two vectors hold are not neighbours.
     """
     kernel, groups = convolution.kernel, convolution.groups
     lanes, per_group = machine.lanes(convolution.bits), kernel[0] // groups

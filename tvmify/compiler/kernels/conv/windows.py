@@ -39,7 +39,7 @@ class Window:
 
     @classmethod
     def of(cls, attributes: Any, size: Sequence[int]) -> Window:
-        """Read the attributes of an operator, in which two or one paddings stand for four."""
+        """Read the attributes of an operator, which may give one or two paddings for four."""
         padding = [int(p) for p in attributes.padding]
         if len(padding) < 4:
             padding = [padding[0], padding[-1]] * 2
@@ -185,7 +185,7 @@ def pad(
 def continued(image: te.Tensor, window: Window, pixels: tuple[int, int]) -> te.Tensor:
     """Continue an NHWC image past its border with the pixel that is nearest.
 
-    It has as many rows and columns as what `pad` returns, but is no copy: reading it is reading the
+    It has as many rows and columns as what `pad` returns, but is not a copy: reading it reads the
     image.
     """
     n, height, width, channels = sizes.sizes_of(image.shape)

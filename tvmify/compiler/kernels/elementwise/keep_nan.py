@@ -278,7 +278,7 @@ def _legalize_max_pool(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 
 def _legalize_full(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    # TVM's own looks for "float" in a dtype that is no text, and fails for NaN and infinity.
+    # TVM's own looks for "float" in a dtype that is not a string, and fails for NaN and infinity.
     shape, value = call.args
     return _filled(bb, call, shape, _try_convert_to_scalar_const(value, python_native=True))
 

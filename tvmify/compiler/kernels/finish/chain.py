@@ -26,7 +26,7 @@ class Chain:
     Attributes
     ----------
     place
-        Variables that stand for the place of a result, one for each axis.
+        Variables for the place of a result, one for each axis.
     stage
         The tensor of the function that holds the kernel's own result.
     value

@@ -13,7 +13,6 @@ from tvm.ir import Range, TensorRegion
 from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.guards import STORES_TWICE
 from tvmify.compiler.kernels.common.inlining import total_work
 from tvmify.compiler.kernels.common.loops import blocks_of
 from tvmify.compiler.kernels.common.rewriting import rewrite
@@ -22,6 +21,11 @@ from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.chain import Chain
 from tvmify.compiler.kernels.finish.epilogue import inline_producers
 from tvmify.compiler.microarchitecture import Microarchitecture
+
+#: Attribute of a function that may store a result twice. No result may then take the memory of an
+#: operand, as TVM lets it where each store by itself reads what it overwrites: the second would
+#: read what the first has stored.
+STORES_TWICE = "tvmify.stores_twice"
 
 
 class Handwritten(Rule):

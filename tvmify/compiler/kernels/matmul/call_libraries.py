@@ -118,7 +118,7 @@ class _Calling(PyExprMutator):
             return None
         if paired and found.bias is not None and not pairs.was_narrow(found.bias, self.values):
             return None
-        work = workload(1, rows, columns, depth, "float32", True, paired)
+        work = workload((1, rows, columns, depth), "float32", paired=paired)
         transposed = self.values.get(found.weight)
         is_transposed = is_call(_PERMUTE, transposed)
         if (kind := (work, is_transposed)) not in self.chosen:

@@ -30,7 +30,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Vectors of a tile, and the vectors of words that store them.
 VECTORS, _WORDS = 4, 3
-#: The float32 3, and of its bits those that stand for a fraction: for zero, and all of them.
+#: The float32 3; its fraction bits, which encode zero; and the mask of all fraction bits.
 _THREE, _MIDDLE, _FRACTION = 3.0, 0x400000, 0x7FFFFF
 #: The fraction of the largest weight: 3 + 1 would have another exponent.
 _LARGEST = 1 - 2.0**-22

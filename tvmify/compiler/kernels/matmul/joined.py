@@ -19,14 +19,12 @@ from tvm.ir import Expr
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler import sizes
-from tvmify.compiler.costs import MATMUL
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.axes import Axes
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
     is_symbolic,
-    output_bits,
     parallel_if_worth,
 )
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
@@ -34,10 +32,9 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs, plan
-from tvmify.compiler.kernels.matmul.rule import add_up_blocks, split_into_tiles
+from tvmify.compiler.kernels.matmul.rule import Cut, add_up_blocks, split_into_tiles
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
-    BLOCK,
     PACK,
     PARTIAL,
     Product,
@@ -77,7 +74,7 @@ class Joined(Product):
         depth, columns = right
         out = (count, *left[:-1], columns)
         rows = sizes.product(left[:-1])
-        work = workload(1, rows, columns, depth, dtype, True, paired)
+        work = workload((1, rows, columns, depth), dtype, paired=paired)
         sample = partial(pairs.sample_of, left, right, out[1:]) if paired else None
         plan = plan_for(work, rows, left, machine, bits, is_compact, sample)
         stack = (count, *[1] * (len(left) - 2), depth, columns)
@@ -162,36 +159,21 @@ class JoinedMatmul(Rule):
             return None
         sch = _with_rows_numbered(sch, sch.get_sblock(names[-1]))
         anchor, partial, last = map(sch.get_sblock, (ANCHOR, PARTIAL, names[-1]))
-        block, summed = sch.get(anchor), sch.get(partial)
-        count, row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
-            "batch0", "row_tile", "column_tile", ROW, LANE
-        )
-        block_tiles = int(block.annotations[BLOCK])
-        work = float(element_count(v.dom.extent for v in summed.iter_vars))
+        cut, products = Cut.of(sch, anchor, partial), Axes.of(sch.get(anchor)).extent("batch0")
         row, column = sch.get_loops(last)
-        number = sizes.number_or_expression(sch.get(row).extent)
-        fewest = plan.fewest(block_tiles) if is_symbolic(sch, row) else block_tiles
-        outermost, _ = split_into_tiles(sch, block, row, column)
-        parallel_if_worth(sch, outermost, machine, work)
+        count = sizes.number_or_expression(sch.get(row).extent)
+        fewest = plan.fewest(cut.block) if is_symbolic(sch, row) else cut.block
+        outermost, _ = split_into_tiles(sch, cut, row, column)
+        parallel_if_worth(sch, outermost, machine, cut.work)
         sch.compute_at(anchor, outermost, preserve_unit_loops=True)
-        along = add_up_blocks(sch, partial, anchor, last, machine, number)
-        weights = work / (row_tiles * rows) * output_bits(sch, anchor) / 8
-        if block_tiles == 1:  # a single tile uses each panel once
-            weights /= count
-        narrow = count * column_tiles * columns <= MATMUL.wide * row_tiles * rows
-        fetch_ahead(
-            sch,
-            partial,
-            along,
-            block_tiles,
-            ["row_tile"],
-            nearby=machine.keeps(weights),
-            fewest=fewest,
-            rows=["row_tile"] * narrow,
-        )
+        along = add_up_blocks(sch, partial, anchor, last, machine, count)
+        # A single tile uses each panel once.
+        nearby = machine.keeps(cut.weights / products if cut.block == 1 else cut.weights)
+        rows = ["row_tile"] if cut.is_narrow(products) else []
+        fetch_ahead(sch, partial, along, cut.block, ["row_tile"], nearby, rows, fewest)
         # Broadcast operands are computed before.
         for name in sorted({*names} - {ANCHOR, PARTIAL, names[-1]}):
-            schedule_block(sch, sch.get_sblock(name), machine, work)
+            schedule_block(sch, sch.get_sblock(name), machine, cut.work)
         return sch
 
 

@@ -1,16 +1,23 @@
 """Matrix products with packed weights or of two activations, with any number of rows and columns.
 
-The loops, outermost first: blocks of rows and panels of columns, in the order of the plan and
-divided among the cores; blocks of the reduction; tiles of rows; the steps of one block of the
-reduction; the tile, in registers. So a block of a panel is read from memory once and stays in L1
-for all tiles of rows, while the next one is prefetched (`prefetch`). With a single block of the
-reduction the tile is stored directly; otherwise its sums are added to those of the block of rows,
-which stay in L2 until the epilogue.
+The loops, if panels come first (see `plan.Plan.rows_first`)::
+
+    for each panel of columns:                  divided among the cores,
+        for each block of rows:                 together with this loop
+            for each block of the reduction:    of the panel, it stays in L1
+                for each tile of rows:
+                    for each step of the block: the next block is prefetched meanwhile
+                        tile += row × lanes     in registers
+                    sums += tile                in L2
+            epilogue(sums)
+
+With a single block of the reduction there are no sums, and each tile is stored by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tvm import relax, s_tir
 from tvm.ir import Call, Expr
@@ -27,6 +34,7 @@ from tvmify.compiler.kernels.common.loops import (
     fuse,
     is_reduction_loop,
     is_symbolic,
+    iterations,
     keep_in_registers,
     output_bits,
     parallel_if_worth,
@@ -52,7 +60,7 @@ from tvmify.compiler.kernels.matmul.template import (
     Product,
     stacked,
 )
-from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
+from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.sizes import Size
 
 
@@ -78,7 +86,16 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         and sizes.is_static(*out)
         and compact.applies(builder, rows, right_shape, dtype, machine)
     )
-    product = Product.of(left_shape, right_shape, out, dtype, machine, packed, is_compact, paired)
+    product = Product.of(
+        left_shape,
+        right_shape,
+        out,
+        dtype,
+        machine,
+        packed=packed,
+        is_compact=is_compact,
+        paired=paired,
+    )
     template, weights = product.with_both, [right]
     if packed:
         template = product.with_packed
@@ -96,6 +113,56 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     )
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How the template has cut a product, read from its blocks.
+
+    Attributes
+    ----------
+    row_tiles, column_tiles
+        How many tiles there are along rows and columns.
+    rows, columns
+        The rows and columns of a tile.
+    block, rows_first
+        Those of `plan.Plan`.
+    work
+        Multiply-adds, of all products if there are several.
+    bits
+        Bits of a sum.
+    """
+
+    row_tiles: int
+    column_tiles: int
+    rows: int
+    columns: int
+    block: int
+    rows_first: bool
+    work: float
+    bits: int
+
+    @classmethod
+    def of(cls, sch: s_tir.Schedule, anchor: SBlockRV, summed: SBlockRV) -> Cut:
+        """Read the blocks of a function: the one with the plan, and the one that multiplies."""
+        planned = sch.get(anchor)
+        return cls(
+            *Axes.of(planned).extents("row_tile", "column_tile", ROW, LANE),
+            int(planned.annotations[BLOCK]),
+            bool(planned.annotations[ROWS_FIRST]),
+            float(iterations(sch, summed)),
+            output_bits(sch, anchor),
+        )
+
+    @property
+    def weights(self) -> float:
+        """Bytes of all right-hand sides."""
+        return self.work / (self.row_tiles * self.rows) * self.bits / 8
+
+    def is_narrow(self, products: int = 1) -> bool:
+        """Whether few columns, of some products, meet each row: then rows are worth prefetching."""
+        columns = products * self.column_tiles * self.columns
+        return columns <= MATMUL.wide * self.row_tiles * self.rows
+
+
 class Matmul(Rule):
     """Tiles of sums in registers, stored through the element-wise epilogue."""
 
@@ -104,75 +171,65 @@ class Matmul(Rule):
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize`."""
+        # 1. Fuse element-wise blocks: prologue into the tile of sums, epilogue into its store.
         inline_producers(sch, ANCHOR, keep=(GATED, PAD, PACK, PARTIAL))
         store, rest = fuse_epilogue(sch, STORE)
-        anchor = sch.get_sblock(ANCHOR)
-        block = sch.get(anchor)
-        partial, packing, gated = (find(sch, name) for name in (PARTIAL, PACK, GATED))
-        padded = [PAD] * (find(sch, PAD) is not None)
-        row_tiles, column_tiles, rows, columns = Axes.of(block).extents(
-            "row_tile", "column_tile", ROW, LANE
-        )
-        block_tiles = int(block.annotations[BLOCK])
-        summed = sch.get(partial) if partial is not None else block
-        work = float(element_count(v.dom.extent for v in summed.iter_vars))
-        bits = bits_of(str(block.writes[0].source.dtype))
-        lanes = machine.lanes(bits)
         if find(sch, ROWS) is not None:
             sch.reverse_compute_inline(store)
             store = sch.get_sblock(ROWS)
+        anchor = sch.get_sblock(ANCHOR)
+        partial, packing, gated, pad = (find(sch, name) for name in (PARTIAL, PACK, GATED, PAD))
+        cut = Cut.of(sch, anchor, anchor if partial is None else partial)
+
+        # 2. Split the loops over the result; blocks of rows and panels are divided among the cores.
         loops = own_loops(sch, store)
         row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
         count = sizes.number_or_expression(sch.get(row).extent)
-        fewest = plan.fewest(block_tiles) if is_symbolic(sch, row) else block_tiles
-        outermost, row_tile = split_into_tiles(sch, block, row, column, around)
-        parallel_if_worth(sch, outermost, machine, work)
-        if gated is not None and column_tiles > MATMUL.few_gated_panels:
-            schedule_block(sch, gated, machine, work)
-            gated = None
-        if packing is not None and block_tiles < row_tiles:
-            # Few columns: the copy is a separate pass, and rows are divided among threads as well.
-            schedule_block(sch, packing, machine, work)
-            packing = None
+        fewest = plan.fewest(cut.block) if is_symbolic(sch, row) else cut.block
+        outermost, row_tile = split_into_tiles(sch, cut, row, column, around)
+        parallel_if_worth(sch, outermost, machine, cut.work)
+
+        # 3. Sum up a tile in registers: all of the reduction, or a block of it.
         if partial is None:
             sch.compute_at(anchor, row_tile, preserve_unit_loops=True)
             along = keep_in_registers(sch, anchor, store, machine)
-            half_last_tile(sch, row_tile, count, rows)
+            half_last_tile(sch, row_tile, count, cut.rows)
         else:
             sch.compute_at(anchor, outermost, preserve_unit_loops=True)
             along = add_up_blocks(sch, partial, anchor, store, machine, count)
-        if packing is not None:
+
+        # 4. Pack columns and multiply rows by their gate: where they are used, in L1, or before. In
+        #    a pass of its own, packing is divided among threads also if there are few columns.
+        lanes = machine.lanes(cut.bits)
+        packs_inside = packing is not None and cut.block >= cut.row_tiles
+        gates_inside = gated is not None and cut.column_tiles <= MATMUL.few_gated_panels
+        if packs_inside:
             sch.compute_at(packing, outermost, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(packing)[-1], lanes)
-        if gated is not None:
-            # Rows are multiplied where they are used, in L1.
+        if gates_inside:
             at = row_tile if partial is None else outermost
             sch.compute_at(gated, at, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
-        if packing is None:
-            fetch_ahead(
-                sch,
-                anchor if partial is None else partial,
-                along,
-                block_tiles,
-                ["row_tile"],
-                nearby=machine.keeps(work / (row_tiles * rows) * bits / 8),
-                fewest=fewest,
-                rows=["row_tile"]
-                * (
-                    gated is None
-                    and not padded
-                    and column_tiles * columns <= MATMUL.wide * row_tiles * rows
-                ),
-            )
-        for name in [*padded, *rest]:
-            schedule_block(sch, sch.get_sblock(name), machine, work)
+
+        # 5. Prefetch the next block of weights, and the rows of the next tile.
+        if not packs_inside:
+            sums = anchor if partial is None else partial
+            nearby = machine.keeps(cut.weights)
+            fetches_rows = not gates_inside and pad is None and cut.is_narrow()
+            rows = ["row_tile"] if fetches_rows else []
+            fetch_ahead(sch, sums, along, cut.block, ["row_tile"], nearby, rows, fewest)
+
+        # 6. Schedule what was not fused as loops of its own.
+        inside = (packing if packs_inside else None, gated if gates_inside else None)
+        for block in (packing, gated, pad, *map(sch.get_sblock, rest)):
+            if block is not None and block not in inside:
+                schedule_block(sch, block, machine, cut.work)
         return sch
 
 
 def split_into_tiles(
     sch: s_tir.Schedule,
-    anchor: s_tir.SBlock,
+    cut: Cut,
     row: LoopRV,
     column: LoopRV,
     around: Iterable[LoopRV] = (),
@@ -181,8 +238,6 @@ def split_into_tiles(
 
     Parameters
     ----------
-    anchor
-        The block with the plan.
     around
         The loops around these two.
 
@@ -191,28 +246,22 @@ def split_into_tiles(
     LoopRV, LoopRV
         The loop over all blocks of tiles, and the one over the tiles of a block.
     """
-    row_tiles, rows, columns = Axes.of(anchor).extents("row_tile", ROW, LANE)
-    row_block, row_tile, row = _split_rows(
-        sch, row, row_tiles, int(anchor.annotations[BLOCK]), rows
-    )
-    column_tile, column = sch.split(column, [None, columns])
-    rows_first = bool(anchor.annotations[ROWS_FIRST])
-    nest = [row_block, column_tile] if rows_first else [column_tile, row_block]
+    row_block, row_tile, row = _split_rows(sch, cut, row)
+    column_tile, column = sch.split(column, [None, cut.columns])
+    nest = [row_block, column_tile] if cut.rows_first else [column_tile, row_block]
     sch.reorder(*around, *nest, row_tile, row, column)
     return fuse(sch, [*around, *nest]), row_tile
 
 
-def _split_rows(
-    sch: s_tir.Schedule, row: LoopRV, row_tiles: int, block_tiles: int, rows: int
-) -> tuple[LoopRV, LoopRV, LoopRV]:
+def _split_rows(sch: s_tir.Schedule, cut: Cut, row: LoopRV) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Split a loop over rows into blocks of tiles, tiles, and the rows of a tile.
 
     If there are symbolic rows, the last of each may have fewer (see `bound_loops`).
     """
     if not is_symbolic(sch, row):
-        return sch.split(row, [row_tiles // block_tiles, block_tiles, rows])
-    row_tile, row = sch.split(row, [None, rows])
-    return *sch.split(row_tile, [None, block_tiles]), row
+        return sch.split(row, [cut.row_tiles // cut.block, cut.block, cut.rows])
+    row_tile, row = sch.split(row, [None, cut.rows])
+    return *sch.split(row_tile, [None, cut.block]), row
 
 
 def add_up_blocks(

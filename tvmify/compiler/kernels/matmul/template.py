@@ -74,6 +74,7 @@ class Product:
         out: Sequence[Size],
         dtype: str,
         machine: Microarchitecture,
+        *,
         packed: bool = True,
         is_compact: bool = False,
         paired: bool = False,
@@ -90,7 +91,11 @@ class Product:
         rows = sizes.product(out[axis] for axis in range(len(out) - 1) if axis not in several)
         columns, depth = out[-1], left[-1]
         work = workload(
-            sizes.product(batch), rows, columns, depth, dtype, packed, paired, row_stride
+            (sizes.product(batch), rows, columns, depth),
+            dtype,
+            packed=packed,
+            paired=paired,
+            row_stride=row_stride,
         )
         sample = partial(pairs.sample_of, left, right, out) if paired else None
         plan = plan_for(work, rows, (*out, depth), machine, bits, is_compact, sample)
@@ -317,17 +322,18 @@ def plan_for(
 
 
 def workload(
-    batch: Size,
-    rows: Size,
-    columns: Size,
-    depth: Size,
+    extents: tuple[Size, Size, Size, Size],
     dtype: str,
-    packed: bool,
-    paired: bool,
+    *,
+    packed: bool = True,
+    paired: bool = False,
     row_stride: int = 1,
 ) -> plans.Workload:
-    """Return the workload to choose plans for; with pairs, it has half as many steps."""
-    batch, rows, columns, depth = sizes.hints((batch, rows, columns, depth))
+    """Return the workload to choose plans for; with pairs, it has half as many steps.
+
+    `extents` are the number of products, and the rows, columns and depth of each.
+    """
+    batch, rows, columns, depth = sizes.hints(extents)
     steps = -(-depth // 2) if paired else depth
     kind = pairs.KIND if paired else dtype
     return plans.Workload(batch, rows, columns, steps, kind, packed, row_stride)

@@ -19,17 +19,17 @@ from tvmify.compiler.kernels.recurrent.plan import Plan, choose
 from tvmify.compiler.kernels.recurrent.rule import kernel
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.rewriting import stands_for, values_and_readers
+from tvmify.compiler.passes.rewriting import describes, values_and_readers
 from tvmify.compiler.passes.views import shape_of
 
-#: Name of the call that stands for a pass over time until this pass of the compiler.
+#: Name of the call that describes a pass over time until this pass of the compiler.
 NAME = "tvmify.recurrence"
 
 
 def describe(
     x: Expr, first: Sequence[Expr], weights: Sequence[Expr], *, reverse: bool
 ) -> relax.Call:
-    """Return a call that stands for one pass over time.
+    """Return a call that describes one pass over time.
 
     Its result is a tuple: the states of all steps and, of an LSTM, the last cell.
 
@@ -71,9 +71,9 @@ class LowerRecurrent(PyExprMutator):
         self.with_ends = [values.get(item.tuple_value) for item in items if item.index]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
-        """Replace a call that stands for a pass over time."""
+        """Replace a call that describes a pass over time."""
         call = super().visit_call_(op)
-        if not stands_for(NAME, call):
+        if not describes(NAME, call):
             return call
         reverse, x, *others = call.args[1:]
         count = len(call.ty.fields)

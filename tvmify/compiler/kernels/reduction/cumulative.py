@@ -89,10 +89,11 @@ def kernel(
                 T.buffer_store(carry, tirx.const(name == PRODUCT, carried), [row, column])
 
             def go_on(row: Expr, column: Expr, k: Expr) -> None:
-                place = [first_row + row] * (axis > 0) + [k]
-                place += [first_column + column] * (axis < len(shape) - 1)
-                value, before = source[tuple(place)].astype(carried), carry[row, column]
-                value = before * value if name == PRODUCT else before + value
+                before = [first_row + row] if axis > 0 else []
+                after = [first_column + column] if axis < len(shape) - 1 else []
+                place = [*before, k, *after]
+                value, so_far = source[tuple(place)].astype(carried), carry[row, column]
+                value = so_far * value if name == PRODUCT else so_far + value
                 T.buffer_store(carry, value, [row, column])
                 T.buffer_store(result, carry[row, column].astype(dtype), place)
 

@@ -88,7 +88,7 @@ class AnySize(Winograd):
     def nanoseconds(self, machine: Microarchitecture) -> float:
         """Estimate how long one core takes for an image of the likely size."""
         product, (points, rows, channels) = self.product, sizes.hints(self.product.left)
-        work = workload(points, rows, self.out[3], channels, "float32", True, False)
+        work = workload((points, rows, self.out[3], channels), "float32")
         products = plans.nanoseconds(work, product.plan, machine, 32, 1)
         inputs, results = points * rows * channels, points * rows * self.out[3]
         transforms = machine.nanoseconds(WINOGRAD.input * inputs + WINOGRAD.result * results)

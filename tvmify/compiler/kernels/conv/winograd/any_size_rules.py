@@ -5,7 +5,6 @@ from __future__ import annotations
 from tvm import s_tir
 
 from tvmify.compiler.kernels.common.axes import PIXEL, loops_along
-from tvmify.compiler.kernels.common.guards import redo_if
 from tvmify.compiler.kernels.common.loops import (
     find,
     fuse,
@@ -14,14 +13,13 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.conv.winograd.any_size import CUT
+from tvmify.compiler.kernels.conv.winograd.redo import redo_spoilt_tiles
 from tvmify.compiler.kernels.conv.winograd.rule import in_registers, schedule_tile
 from tvmify.compiler.kernels.conv.winograd.template import (
     DATA,
     DOWN,
-    EXACT,
     PAD,
     RESULT,
-    SPOILT,
     STORE,
     UP,
 )
@@ -84,8 +82,7 @@ class WinogradResults(Rule):
         schedule_tile(sch, store, vector)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
-        redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
-        return s_tir.Schedule(redone)
+        return s_tir.Schedule(redo_spoilt_tiles(sch.mod["main"]))
 
 
 def _cut(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> tuple[int, int, int]:

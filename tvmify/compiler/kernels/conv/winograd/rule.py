@@ -26,7 +26,6 @@ from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, Axes, loops_along, own_loops
-from tvmify.compiler.kernels.common.guards import redo_if
 from tvmify.compiler.kernels.common.loops import (
     extent,
     find,
@@ -38,6 +37,7 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.conv.winograd.redo import redo_spoilt_tiles
 from tvmify.compiler.kernels.conv.winograd.template import (
     ANCHOR,
     CHECK,
@@ -101,8 +101,7 @@ class WinogradConvolution(Rule):
             vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
-        redone = redo_if(sch.mod["main"], SPOILT, (EXACT + "_init", EXACT + "_update"))
-        return s_tir.Schedule(redone)
+        return s_tir.Schedule(redo_spoilt_tiles(sch.mod["main"]))
 
 
 def schedule_tile(
@@ -119,7 +118,8 @@ def schedule_tile(
     """
     in_registers(sch, store)
     # The flag before what it guards.
-    for name in (SPOILT, CHECK, RESULT, *[UP] * has_rows, EXACT):
+    results = (RESULT, UP) if has_rows else (RESULT,)
+    for name in (SPOILT, CHECK, *results, EXACT):
         block = sch.get_sblock(name)
         sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
         sch.set_scope(block, 0, "local")

@@ -26,7 +26,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 #: Names of the template's blocks: the padded image; of planes, what tiles see at the same place,
 #: brought together; inputs transformed down and across; sums of
 #: products of some input channels, and of all; results transformed down and across; their sum,
-#: whether it is no number; the same results computed directly; the store.
+#: whether it is NaN; the same results computed directly; the store.
 PAD, SPLIT = "winograd_pad", "winograd_split"
 DOWN, DATA = "winograd_down", "winograd_data"
 ANCHOR, SUMS = "winograd_tile", "winograd_sums"

@@ -1,38 +1,33 @@
-"""Recomputes results where a flag is set, which neither TE nor a schedule can express."""
+"""Recomputes tiles that saw NaN or infinity, which neither TE nor a schedule can express."""
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.rewriting import (
+    names_of,
     rewrite,
     rewrite_body,
     substitute,
     with_new_variables,
 )
+from tvmify.compiler.kernels.conv.winograd.template import EXACT, SPOILT
+from tvmify.compiler.kernels.finish.handwritten import STORES_TWICE
 
-#: Attribute of a function that may store a result twice. No result may then take the memory of an
-#: operand, as TVM lets it where each store by itself reads what it overwrites: the second would
-#: read what the first has stored.
-STORES_TWICE = "tvmify.stores_twice"
+#: Names of the blocks that compute a tile without the transform.
+_AGAIN = frozenset({EXACT + "_init", EXACT + "_update"})
 
 
-def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.PrimFunc:
-    """Store a tile, and if a flag is not zero, recompute and store it again.
+def redo_spoilt_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Store a tile, and if its flag is not zero, compute it without the transform and store again.
 
-    A store that chose for each element would keep registers for both. It does where the tile is no
-    result of the function, whose memory could be an operand's.
-
-    Parameters
-    ----------
-    flag
-        Name of the block that computes the flag. It stands, without loops of its own, in a sequence
-        of statements: before the nests of `again`, and a last one that stores either by
-        ``Select(flag == 0, first, again)``.
-    again
-        Names of the blocks that compute it again.
+    The block `SPOILT` computes the flag. It stands, without loops of its own, in a sequence of
+    statements: before the nests that compute the tile again, and a last one that stores either by
+    ``Select(flag == 0, first, again)``. A store that chose for each element would keep registers
+    for both; it does where the tile is not a result of the function, whose memory could be an
+    operand's.
 
     Raises
     ------
@@ -44,13 +39,13 @@ def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.
         if not isinstance(stmt, tirx.SeqStmt):
             return None
         names = [names_of(part) for part in stmt.seq]
-        if {flag} not in names:
+        if {SPOILT} not in names:
             return None
-        place = names.index({flag})
+        place = names.index({SPOILT})
         *before, flagged = stmt.seq[: place + 1]
         *nests, store = stmt.seq[place + 1 :]
-        if not all(name <= set(again) for name in names[place + 1 : -1]):
-            raise ValueError(f"other statements than {again}: {nests}")
+        if not all(name <= _AGAIN for name in names[place + 1 : -1]):
+            raise ValueError(f"other statements than {sorted(_AGAIN)}: {nests}")
         buffer = flagged.block.writes[0].source
         condition = tirx.BufferLoad(buffer, flagged.iter_values) != 0
         if not any(_written(store).same_as(parameter) for parameter in function.params):
@@ -62,7 +57,7 @@ def redo_if(function: tirx.PrimFunc, flag: str, again: tuple[str, ...]) -> tirx.
 
     changed = rewrite_body(function, visit)
     if changed.same_as(function):
-        raise ValueError(f"no block {flag} in a sequence of statements")
+        raise ValueError(f"no block {SPOILT} in a sequence of statements")
     return changed.with_attr(STORES_TWICE, True)
 
 
@@ -97,12 +92,3 @@ def _stored(store: Stmt, flag: tirx.Var, first: bool) -> Stmt:
     if not found:
         raise ValueError(f"a store that does not choose: {store}")
     return nest if first else with_new_variables(nest)
-
-
-def names_of(stmt: Stmt) -> set[str]:
-    """Names of all blocks in a nest of loops; an empty one for other statements."""
-    if isinstance(stmt, tirx.SeqStmt):
-        return set().union(*map(names_of, stmt.seq))
-    if isinstance(stmt, tirx.For):
-        return names_of(stmt.body)
-    return {str(stmt.block.name_hint)} if isinstance(stmt, s_tir.SBlockRealize) else {""}
