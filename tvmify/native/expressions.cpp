@@ -119,13 +119,13 @@ class Expression::Reader {
 
 Expression Expression::size(const ffi::json::Value& value, const SymbolIndices& symbols) {
   Expression read = Reader(symbols).read(value, kDeepest);
-  TORCH_CHECK_VALUE(!read.is_condition(), "a condition is no size");
+  TORCH_CHECK_VALUE(!read.is_condition(), "a condition is not a size");
   return read;
 }
 
 Expression Expression::condition(const ffi::json::Value& value, const SymbolIndices& symbols) {
   Expression read = Reader(symbols).read(value, kDeepest);
-  TORCH_CHECK_VALUE(read.is_condition(), "a size is no condition");
+  TORCH_CHECK_VALUE(read.is_condition(), "a size is not a condition");
   return read;
 }
 
@@ -202,19 +202,19 @@ bool Expression::evaluate_logic(c10::IntArrayRef symbols, int64_t& result) const
 
 int64_t json_number(const ffi::json::Value& value, const char* what) {
   // Not by a cast, which takes a bool for a number.
-  TORCH_CHECK_VALUE(value.type_index() == ffi::TypeIndex::kTVMFFIInt, what, " is no number");
+  TORCH_CHECK_VALUE(value.type_index() == ffi::TypeIndex::kTVMFFIInt, what, " is not a number");
   return value.cast<int64_t>();
 }
 
 std::string json_text(const ffi::json::Value& value, const char* what) {
   const auto text = value.as<ffi::String>();
-  TORCH_CHECK_VALUE(text.has_value(), what, " is no text");
+  TORCH_CHECK_VALUE(text.has_value(), what, " is not a string");
   return std::string(*text);
 }
 
 ffi::json::Array json_list(const ffi::json::Value& value, const char* what) {
   const auto list = value.as<ffi::json::Array>();
-  TORCH_CHECK_VALUE(list.has_value(), what, " is no list");
+  TORCH_CHECK_VALUE(list.has_value(), what, " is not a list");
   return *list;
 }
 

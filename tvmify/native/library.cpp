@@ -85,7 +85,7 @@ int sealed_file(const at::Tensor& bytes) {
   return file;
 }
 
-// Detects damage, not forgery: whoever can change the bytes can change the digest beside them.
+// Detects damage, not forgery: who can change the bytes can also change the digest next to them.
 // Archives can be signed against forgery (tvmify/runtime/archive.py).
 std::string digest_of(const at::Tensor& bytes) {
   check_is_library(bytes);
@@ -93,8 +93,8 @@ std::string digest_of(const at::Tensor& bytes) {
   return bytes.nbytes() == 0 ? "" : c10::sha1(std::string(data, bytes.nbytes())).str();
 }
 
-// Returns the directory of this process's files under a name that means the same to a debugger:
-// one that looks into its own /proc/self finds nothing there, or waits for a pipe.
+// Returns the directory of this process's open files, by a name that is valid in a debugger, too:
+// in its own /proc/self, it would find no such file, or wait for a pipe.
 std::string open_files() {
   char number[32];  // of the process, as this /proc counts
   const ssize_t size = readlink("/proc/self", number, sizeof(number));

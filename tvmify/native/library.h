@@ -49,8 +49,8 @@ class Library {
     const bool stays_;
   };
 
-  // Loads a shared library from a contiguous uint8 tensor, through a file that nobody can replace
-  // or truncate while the code runs. `type` says whether its programs run on the CPU or on GPUs.
+  // Loads a shared library from a contiguous uint8 tensor, through a file that cannot be replaced
+  // or truncated while the code runs. `type` says whether its programs run on the CPU or on GPUs.
   Library(const at::Tensor& bytes, c10::DeviceType type);
   // A GPU library stays until the next one is loaded: its kernels may still be running, and waiting
   // for them here could invalidate a graph capture.

@@ -75,7 +75,7 @@ class SavedModule::Weights {
     for (const at::Tensor& tensor : tensors_) states_.emplace_back(tensor);
   }
 
-  // Returns a copy of the current values, in memory that nobody else writes to.
+  // Returns a copy of the current values, in memory that nothing else writes to.
   std::shared_ptr<Weights> copy() const {
     auto copied = std::make_shared<Weights>(tensors_, plain_, owned_.size());
     copied->refusal = refusal;
@@ -199,7 +199,7 @@ SavedModule::State SavedModule::state() const {
   texts.insert("fallbacks", fallbacks_);
   texts.insert("strict", strict_ ? std::vector<std::string>{"strict"} : std::vector<std::string>());
   texts.insert("arguments", arguments);
-  // Without it, versions that know no shapes read the file; with it, they find no such arguments.
+  // Versions without support for shapes read files without this part only.
   if (any_symbolic_) texts.insert("shapes", shapes);
   numbers.insert("inputs", inputs);
   numbers.insert("weights", weights);

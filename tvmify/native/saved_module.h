@@ -57,8 +57,8 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
   // nearest sizes first. Throws c10::ValueError if its shapes cannot be read.
   void add(Program program);
 
-  // Runs the program for these arguments. Returns its form and the leaves of the result; nullopt if
-  // there is none, with a warning once per reason, or an error if `strict`.
+  // Runs the program for these arguments. Returns its form and the leaves of the result. If no
+  // program serves them, returns nullopt and warns once per reason, or throws if `strict`.
   //
   // `state` holds the weights and everything else that forward reads from its module. Weights that
   // changed are packed again.

@@ -24,7 +24,7 @@ class __attribute__((visibility("default"))) Shapes {
   explicit Shapes(const std::string& json);
 
   // Returns the values of the symbols for a call, or nullopt if the program does not serve it. A
-  // leaf of the arguments that is no tensor is null.
+  // leaf that is not a tensor is null.
   std::optional<Values> solve(c10::ArrayRef<const at::Tensor*> leaves) const;
 
   // How far a call is from what the program was tuned for: 0 is the same.

@@ -182,7 +182,7 @@ int launch(FTVMParallelLambda task, void* closure, int requested) {
 int barrier(int, TVMParallelGroupEnv* environment) {
   TVMFFIErrorSetRaisedFromCStr(
       "RuntimeError",
-      "a kernel has a barrier between tasks, for which there is none in tvmify: give it two "
+      "a kernel has a barrier between tasks, which tvmify does not support: give it two "
       "parallel loops instead");
   static_cast<Loop*>(environment->sync_handle)->fail();
   return -1;

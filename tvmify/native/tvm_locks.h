@@ -3,8 +3,8 @@
 
 namespace tvmify {
 
-// From the first call on, a fork waits for those who allocate or free TVM's memory, which takes
-// microseconds. Otherwise a child could inherit a lock that nobody releases.
+// From the first call on, a fork waits for threads that allocate or free TVM's memory, which takes
+// microseconds. Otherwise a child could inherit a lock that no thread releases.
 void hold_tvm_memory_at_forks();
 
 // Makes one loaded kernel library look up the functions that it calls under a lock that is free in

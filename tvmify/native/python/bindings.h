@@ -21,8 +21,8 @@ using Owned = std::unique_ptr<PyObject, Release>;
 PyObject* flatten(PyObject* module, PyObject* const* arguments, Py_ssize_t count);
 
 // The names of keyword arguments, a tuple of strings, in the order in which they are in a key.
-// Calls may have the first `free` of them in any order; the others, a ``**kwargs`` takes as they
-// come.
+// Calls may have the first `free` of them in any order; the order of the others matters, since a
+// ``**kwargs`` takes them.
 struct Keywords {
   PyObject* names;  // borrowed
   Py_ssize_t free;

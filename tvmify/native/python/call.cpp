@@ -205,12 +205,12 @@ PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* nam
   {
     const pybind11::gil_scoped_release no_gil;
     try {
-      // A kernel may write to these: those that still share memory, as lazy clones do, stop now.
+      // A kernel may write to these, so lazy clones get their own memory now.
       for (const auto& [target, source] : targets) target.mutable_data_ptr();
       tensors = call.compiled->forward(inputs);
     } catch (const std::exception& error) {
       failure = error.what();
-      // What is written yet, eager writes again, and it alone raises exactly the right exception.
+      // Eager repeats what has been written so far, and only it raises exactly the right exception.
     }
     for (const auto& [target, source] : targets) {
       if (!tensors) break;

@@ -23,7 +23,7 @@ DictVersion::DictVersion(PyObject*) {}
 namespace tvmify::python {
 namespace {
 
-// Of each dict that somebody watches. It is used with the GIL, and never destroyed: dicts change
+// The counts of all watched dicts. Used with the GIL, and never destroyed: dicts change
 // until the interpreter has ended.
 using Counts = std::unordered_map<PyObject*, std::weak_ptr<uint64_t>>;
 
@@ -32,7 +32,7 @@ Counts& counts() {
   return *counts;
 }
 
-// CPython calls this before a change, and nothing looks at the dict in between.
+// CPython calls this before a change, and nothing reads the dict in between.
 int on_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
   const auto found = counts().find(dict);
   if (found == counts().end()) return 0;
@@ -40,7 +40,7 @@ int on_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
   return 0;
 }
 
-// One of the eight of an interpreter; negative if others have taken them all.
+// One of the eight watchers of an interpreter; negative if none is free.
 int watcher() {
   static const int watcher = PyDict_AddWatcher(on_change);
   if (watcher < 0) PyErr_Clear();
@@ -49,7 +49,7 @@ int watcher() {
 
 void forget(PyObject* dict, const uint64_t* changes) {
   counts().erase(dict);
-  // The dict is still there: whoever has a version of it has the dict, too.
+  // The dict still exists, since owners of a version own the dict, too.
   if (PyDict_Unwatch(watcher(), dict) < 0) PyErr_Clear();
   delete changes;
 }

@@ -12,13 +12,13 @@ namespace tvmify::python {
 //
 // Until CPython 3.11 each dict has such a number itself. 3.12 tells a watcher of each change (PEP
 // 699). 3.13 does not for writes to attributes, which it keeps beside an object's dict: there is no
-// number then, and whoever asks has to look at the items.
+// number then, and callers have to compare the items.
 class DictVersion {
  public:
   DictVersion() = default;
   explicit DictVersion(PyObject* dict);
 
-  // A number that was this dict's at no time before its last change; 0 if there is none.
+  // A number that this dict did not have before its last change; 0 if this Python has no numbers.
   uint64_t now() const {
 #if PY_VERSION_HEX < 0x030C0000
     return reinterpret_cast<PyDictObject*>(dict_)->ma_version_tag;

@@ -153,7 +153,7 @@ class Walk {
       if (!is_there) return false;
       if (ordered < size && is_same(name, PyTuple_GET_ITEM(keywords.names, ordered))) ++ordered;
       PyObject* const wanted = PyTuple_GET_ITEM(keywords.names, i);
-      if (name != wanted) {  // mostly the caller has the same order
+      if (name != wanted) {  // usually the order is the same
         value = PyDict_GetItemWithError(kwargs, wanted);
         if (value == nullptr && PyErr_Occurred()) throw python_error();
         if (value == nullptr) return false;
@@ -219,9 +219,9 @@ class Walk {
     return true;
   }
 
-  // Adds where the call had the same tensor before: code may ask whether `query is key`.
+  // Adds the earlier place of the same tensor, if any: code may test `query is key`.
   void add_repetition(PyObject* leaf) {
-    // A bit for each tensor, of its address, spares nearly all calls the search.
+    // A Bloom filter of the addresses: nearly all calls need no search.
     const uint64_t bit = uint64_t{1} << ((reinterpret_cast<uintptr_t>(leaf) >> 4) % 64);
     if ((seen_ & bit) != 0) {
       const auto first = std::find(leaves_.begin(), leaves_.end() - 1, leaf);

@@ -208,7 +208,7 @@ void add_types(Guard& guard, PyObject* types) {
   }
 }
 
-// Whether a member of a class affects what its instances do.
+// Whether a member of a class affects the behaviour of its instances.
 bool is_method(PyObject* member) {
   return PyCallable_Check(member) || Py_TYPE(member)->tp_descr_get != nullptr;
 }

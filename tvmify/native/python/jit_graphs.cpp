@@ -1,5 +1,5 @@
-// Hands what PyTorch's TorchScript executor runs to Python (tvmify/integrations/enable.py): a pass
-// puts one node in the place of a graph, and the operator of that node asks Python for the results.
+// Passes graphs of PyTorch's TorchScript executor to Python (tvmify/integrations/enable.py): a pass
+// replaces a graph by one node, whose operator gets the results from Python.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/passes/pass_manager.h>
@@ -26,7 +26,7 @@ using jit::IValue;
 std::atomic<bool> is_enabled{false};
 PyObject* make_calls = nullptr;  // what `jit_graphs` was given; changes under the GIL
 
-// Set while a thread runs or compiles a graph: what the JIT is asked for meanwhile stays its own.
+// Set while a thread runs or compiles a graph: the JIT runs nested graphs itself.
 thread_local bool is_inside = false;
 
 class Inside {
@@ -61,7 +61,7 @@ bool needs_gradients(at::ArrayRef<IValue> values) {
   return found;
 }
 
-// Bytes that differ if another tensor, other memory or another number is anywhere in a module.
+// Bytes that differ if any tensor, its memory, or any number of a module differs.
 std::string state_of(const IValue& module) {
   std::string state;
   const auto add = [&state](const void* data, size_t size) {
@@ -111,7 +111,7 @@ class GraphCalls {
   }
 
  private:
-  // Returns false, with the stack as it was, where the JIT is to run the call.
+  // Returns false, with the stack unchanged, if the JIT has to run the call.
   bool run_in_python(jit::Stack& stack, at::ArrayRef<IValue> arguments) {
     const bool is_method = has_module(*graph_);
     const std::string state = is_method ? state_of(arguments[0]) : "";
@@ -153,12 +153,12 @@ jit::Operation operation_of(const jit::Node* node) {
   return [calls](jit::Stack& stack) { calls->run(stack); };
 }
 
-// It may have any effect of the graph that it stands for.
+// It may have any effect of the graph that it replaces.
 const jit::RegisterOperators registered({
     jit::Operator(kind(), operation_of, c10::AliasAnalysisKind::CONSERVATIVE),
 });
 
-// Whether blocks hold what is worth compiling, and nothing that is ours already.
+// Whether blocks are worth compiling, and contain none of our nodes yet.
 bool is_ours(at::ArrayRef<const jit::Block*> blocks, int& operators) {
   for (const jit::Block* block : blocks) {
     for (const jit::Node* node : block->nodes()) {
@@ -180,8 +180,8 @@ bool is_ours(at::ArrayRef<const jit::Block*> blocks, int& operators) {
   return true;
 }
 
-// Takes out what the executor has noted of one call. PyTorch's own pass leaves the notes of
-// branches that this call did not take.
+// Removes the profile of one call. PyTorch's own pass leaves the profiles of branches that were not
+// taken.
 void remove_profile(jit::Block* block) {
   for (auto node = block->nodes().begin(); node != block->nodes().end(); ++node) {
     for (jit::Block* inner : node->blocks()) remove_profile(inner);
@@ -194,7 +194,7 @@ void remove_profile(jit::Block* block) {
 void replace(std::shared_ptr<jit::Graph>& graph) {
   constexpr int kFewest = 2;
   if (!is_enabled || is_inside || graph->outputs().size() != 1) return;
-  // Of a function that needs gradients this may be the part that is differentiated.
+  // This may be the differentiated part of a function that needs gradients.
   if (at::GradMode::is_enabled() && !has_module(*graph)) return;
   int operators = 0;
   if (!is_ours({graph->block()}, operators) || operators < kFewest) return;
@@ -216,7 +216,7 @@ void replace(std::shared_ptr<jit::Graph>& graph) {
   }
 }
 
-// Returns the graph as the forward of a module like the one that it takes.
+// Returns the graph as the forward of a module of the given module's type.
 jit::Module with_forward(const jit::Module& original, const std::shared_ptr<jit::Graph>& graph) {
   jit::Module module = original.clone(/*inplace=*/true);
   std::unordered_map<const c10::Type*, c10::TypePtr> types;

@@ -111,15 +111,15 @@ PyObject* create_latest_call(PyTypeObject* type, PyObject* args, PyObject* kwarg
 
 PyMemberDef latest_call_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(LatestCall, vectorcall), READONLY, nullptr},
-    {"hits", T_LONGLONG, offsetof(LatestCall, hits), READONLY, "How many calls it made again."},
+    {"hits", T_LONGLONG, offsetof(LatestCall, hits), READONLY, "How many calls it has run."},
     {"generation", T_LONGLONG, offsetof(LatestCall, generation), READONLY,
-     "How often it was told to forget."},
+     "How many times it has forgotten."},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 PyMethodDef latest_call_methods[] = {
     {"keep", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(keep)), METH_FASTCALL,
-     "Remember a call, unless something was to be forgotten since that generation."},
+     "Remember a call, unless `forget` was called after that generation."},
     {"forget", forget, METH_NOARGS, "Forget the call."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -132,7 +132,7 @@ PyType_Slot latest_call_slots[] = {
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
     {Py_tp_members, latest_call_members},
     {Py_tp_methods, latest_call_methods},
-    {Py_tp_doc, const_cast<char*>("Makes the call that was made last again.")},
+    {Py_tp_doc, const_cast<char*>("Runs calls that have the signature of the latest one.")},
     {0, nullptr},
 };
 

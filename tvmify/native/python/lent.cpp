@@ -1,4 +1,4 @@
-// Lent: tensors whose memory is lent to callers, again once nobody holds what was lent.
+// Lent: tensors whose memory callers borrow. It is lent again once no borrowed tensor is left.
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -11,8 +11,8 @@
 namespace tvmify::python {
 namespace {
 
-// A tensor, and what its storage is while nobody else uses it. Whoever resizes a result gives the
-// storage other memory, so the address counts, too.
+// A tensor, and the reference count of its storage while no caller borrows it. Resizing a result
+// gives the storage other memory, so the address is compared, too.
 struct Lendable {
   at::Tensor tensor;
   size_t uses;
@@ -76,7 +76,7 @@ PyObject* create_lent(PyTypeObject* type, PyObject* args, PyObject*) {
 }
 
 PyMethodDef lent_methods[] = {
-    {"is_free", is_free, METH_NOARGS, "Whether all that was lent is gone, with all views of it."},
+    {"is_free", is_free, METH_NOARGS, "Whether all borrowed tensors and their views are gone."},
     {"lend", lend, METH_NOARGS, "Return other tensors in the same memory."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -85,7 +85,8 @@ PyType_Slot lent_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(create_lent)},
     {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_lent)},
     {Py_tp_methods, lent_methods},
-    {Py_tp_doc, const_cast<char*>("Tensors whose memory is lent again once nobody holds it.")},
+    {Py_tp_doc,
+     const_cast<char*>("Tensors whose memory is lent again once no borrowed tensor is left.")},
     {0, nullptr},
 };
 

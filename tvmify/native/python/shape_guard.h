@@ -9,7 +9,7 @@
 
 namespace tvmify::python {
 
-// As Shapes::solve; throws if `leaves` is no tuple.
+// As Shapes::solve; throws if `leaves` is not a tuple.
 std::optional<Shapes::Values> solve_leaves(const Shapes& shapes, PyObject* leaves);
 
 extern PyType_Spec shape_guard_spec;

@@ -79,7 +79,7 @@ struct Names {
 const Names* names;
 
 // Whether nothing observes calls now: no global hooks, and no tracing.
-bool nobody_looks() {
+bool is_unobserved() {
   for (PyObject* const key : names->hooks_of_all) {
     if (!is_empty(names->of_modules, key)) return false;
   }
@@ -91,21 +91,21 @@ bool nobody_looks() {
 }
 
 // The fields of a Shortcut, which follow those of property in memory.
-struct Way {
+struct Fields {
   PyObject *place, *forward;  // owned
 
-  static Way& of(PyObject* self) {
-    return *reinterpret_cast<Way*>(reinterpret_cast<char*>(self) + PyProperty_Type.tp_basicsize);
+  static Fields& of(PyObject* self) {
+    return *reinterpret_cast<Fields*>(reinterpret_cast<char*>(self) + PyProperty_Type.tp_basicsize);
   }
 };
 
 // Returns the module's LatestCall if calling the module does nothing else; otherwise null.
-Owned latest_of(PyObject* module, const Way& way) {
-  if (!nobody_looks()) return nullptr;
+Owned latest_of(PyObject* module, const Fields& fields) {
+  if (!is_unobserved()) return nullptr;
   PyTypeObject* const type = Py_TYPE(module);
   const Owned members = members_of(module);
   PyObject* const dict = members.get();
-  if (_PyType_Lookup(type, names->forward) != way.forward ||
+  if (_PyType_Lookup(type, names->forward) != fields.forward ||
       _PyType_Lookup(type, names->call_impl) != names->usual_call_impl ||
       _PyType_Lookup(type, names->getattribute) != names->usual_getattribute ||
       find(dict, names->forward) != nullptr || find(dict, names->call_impl) != nullptr) {
@@ -114,7 +114,7 @@ Owned latest_of(PyObject* module, const Way& way) {
   for (PyObject* const key : names->own_hooks) {
     if (!is_empty(dict, key)) return nullptr;
   }
-  const Owned dispatcher(Py_XNewRef(find(dict, way.place)));
+  const Owned dispatcher(Py_XNewRef(find(dict, fields.place)));
   if (dispatcher == nullptr || dispatcher.get() == Py_None) return nullptr;
   // A shallow copy of a module has the dispatcher of its original.
   PyObject* owner = nullptr;
@@ -126,9 +126,9 @@ Owned latest_of(PyObject* module, const Way& way) {
 }
 
 // Repeats the latest call; NotImplemented if this is a different call.
-PyObject* call_latest(PyObject* module, const Way& way, PyObject* args, PyObject* kwargs) {
+PyObject* call_latest(PyObject* module, const Fields& fields, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
-  const Owned latest = latest_of(module, way);
+  const Owned latest = latest_of(module, fields);
   if (latest == nullptr) return Py_NewRef(Py_NotImplemented);
   const Owned named = kwargs != nullptr ? Owned(Py_NewRef(kwargs)) : checked(PyDict_New());
   PyObject* const both[] = {args, named.get()};
@@ -139,7 +139,7 @@ PyObject* call_latest(PyObject* module, const Way& way, PyObject* args, PyObject
 // Calls a module; `bound` holds it and the Shortcut.
 PyObject* call_module(PyObject* bound, PyObject* args, PyObject* kwargs) {
   PyObject* const module = PyTuple_GET_ITEM(bound, 0);
-  Owned result(call_latest(module, Way::of(PyTuple_GET_ITEM(bound, 1)), args, kwargs));
+  Owned result(call_latest(module, Fields::of(PyTuple_GET_ITEM(bound, 1)), args, kwargs));
   if (result.get() != Py_NotImplemented) return result.release();
   // Outside the two macros, which delay PyTorch's warnings until their end.
   const Owned usual(PyObject_GetAttr(module, names->call_impl));
@@ -176,27 +176,27 @@ int set(PyObject*, PyObject* module, PyObject* value) {
 PyObject* reduce(PyObject* self, PyObject*) {
   const Owned getter(PyObject_GetAttrString(self, "fget"));
   if (getter == nullptr) return nullptr;
-  const Way& way = Way::of(self);
-  return Py_BuildValue("O(OOO)", Py_TYPE(self), getter.get(), way.place, way.forward);
+  const Fields& fields = Fields::of(self);
+  return Py_BuildValue("O(OOO)", Py_TYPE(self), getter.get(), fields.place, fields.forward);
 }
 
 int traverse_shortcut(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(Way::of(self).forward);
+  Py_VISIT(Fields::of(self).forward);
   return PyProperty_Type.tp_traverse(self, visit, arg);
 }
 
 int clear_shortcut(PyObject* self) {
-  Py_CLEAR(Way::of(self).place);
-  Py_CLEAR(Way::of(self).forward);
+  Py_CLEAR(Fields::of(self).place);
+  Py_CLEAR(Fields::of(self).forward);
   return PyProperty_Type.tp_clear(self);
 }
 
 void dealloc_shortcut(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
-  Py_CLEAR(Way::of(self).place);
-  Py_CLEAR(Way::of(self).forward);
+  Py_CLEAR(Fields::of(self).place);
+  Py_CLEAR(Fields::of(self).forward);
   PyObject_GC_Track(self);  // property's deallocator expects it
   PyProperty_Type.tp_dealloc(self);
   Py_DECREF(type);
@@ -212,7 +212,7 @@ PyObject* create_shortcut(PyTypeObject* type, PyObject* args, PyObject* kwargs) 
   }
   if (names == nullptr) names = new Names();
   Owned self = checked(PyType_GenericNew(type, nullptr, nullptr));
-  Way::of(self.get()) = {Py_NewRef(place), Py_NewRef(forward)};
+  Fields::of(self.get()) = {Py_NewRef(place), Py_NewRef(forward)};
   // An explicit docstring: the getter's would be stored in a __dict__, which this does not have.
   const Owned all = checked(Py_BuildValue("OOOs", getter, Py_None, Py_None, calling.ml_doc));
   return PyProperty_Type.tp_init(self.get(), all.get(), nullptr) == 0 ? self.release() : nullptr;
@@ -244,7 +244,7 @@ PyType_Slot shortcut_slots[] = {
 }  // namespace
 
 PyType_Spec shortcut_spec = {"tvmify._C.Shortcut",
-                             static_cast<int>(PyProperty_Type.tp_basicsize + sizeof(Way)), 0,
+                             static_cast<int>(PyProperty_Type.tp_basicsize + sizeof(Fields)), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, shortcut_slots};
 
 }  // namespace tvmify::python
