@@ -282,5 +282,12 @@ def warn(message: str) -> None:
     warnings.warn(message, TvmifyWarning, stacklevel=level)
 
 
+def warn_once(shown: set[str], message: str) -> None:
+    """Issue a warning, unless ``shown`` already has it."""
+    if message not in shown:
+        shown.add(message)
+        warn(message)
+
+
 def _is_internal(module: str) -> bool:
     return module.partition(".")[0] in ("tvmify", "torch")

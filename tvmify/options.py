@@ -158,62 +158,31 @@ class CompileOptions:
         object.__setattr__(self, "target", targets.check(self.target))
         if isinstance(self.tune, bool):
             object.__setattr__(self, "tune", "quick" if self.tune else None)
-        _expect(
-            self.accuracy in ("default", "strict"),
-            "accuracy",
-            self.accuracy,
-            "'default' or 'strict'",
-        )
-        _expect(
-            self.dynamic is None or isinstance(self.dynamic, bool),
-            "dynamic",
-            self.dynamic,
-            "True, False or None",
-        )
-        _expect(
-            self.dynamic_shapes is None or isinstance(self.dynamic_shapes, (Mapping, list, tuple)),
-            "dynamic_shapes",
-            self.dynamic_shapes,
-            "a dict by argument name, or a tuple with an item for each argument",
-        )
-        _check_sizes(self.dynamic_shapes)
-        _expect(self.tune in (None, "quick"), "tune", self.tune, "None or 'quick'")
-        _expect(isinstance(self.compare, bool), "compare", self.compare, "True or False")
-        _expect(isinstance(self.cuda_graph, bool), "cuda_graph", self.cuda_graph, "True or False")
-        _expect(isinstance(self.strict, bool), "strict", self.strict, "True or False")
-        _expect(
-            isinstance(self.cache, (bool, str, os.PathLike)),
-            "cache",
-            self.cache,
-            "a bool, a path or a URL",
-        )
-        _expect(
-            not _HALF_A_URL.match(
-                os.fspath(self.cache) if not isinstance(self.cache, bool) else ""
+        path = os.fspath(self.cache) if isinstance(self.cache, (str, os.PathLike)) else ""
+        checks = (
+            ("accuracy", self.accuracy in ("default", "strict"), "'default' or 'strict'"),
+            ("dynamic", isinstance(self.dynamic, bool | None), "True, False or None"),
+            (
+                "dynamic_shapes",
+                isinstance(self.dynamic_shapes, Mapping | list | tuple | None),
+                "a dict by argument name, or a tuple with an item for each argument",
             ),
-            "cache",
-            self.cache,
-            "a path, or a URL as a string with '://'",
+            ("tune", self.tune in (None, "quick"), "None or 'quick'"),
+            ("compare", isinstance(self.compare, bool), "True or False"),
+            ("cuda_graph", isinstance(self.cuda_graph, bool), "True or False"),
+            ("strict", isinstance(self.strict, bool), "True or False"),
+            ("cache", isinstance(self.cache, (bool, str, os.PathLike)), "a bool, a path or a URL"),
+            ("cache", not _HALF_A_URL.match(path), "a path, or a URL as a string with '://'"),
+            ("cache_size", type(self.cache_size) is int and self.cache_size > 0, "an int above 0"),
+            ("progress", self.progress in (None, True, False), "a bool or None"),
+            ("on_miss", self.on_miss in ON_MISS, f"one of {', '.join(map(repr, ON_MISS))}"),
+            ("record", isinstance(self.record, str | os.PathLike | None), "a path or None"),
         )
-        _expect(
-            type(self.cache_size) is int and self.cache_size > 0,
-            "cache_size",
-            self.cache_size,
-            "an int above 0",
-        )
-        _expect(self.progress in (None, True, False), "progress", self.progress, "a bool or None")
-        _expect(
-            self.on_miss in ON_MISS,
-            "on_miss",
-            self.on_miss,
-            f"one of {', '.join(map(repr, ON_MISS))}",
-        )
-        _expect(
-            self.record is None or isinstance(self.record, (str, os.PathLike)),
-            "record",
-            self.record,
-            "a path or None",
-        )
+        for name, holds, expected in checks:
+            if not holds:
+                value = getattr(self, name)
+                raise OptionError(f"option {name!r} is {value!r}: expected {expected}")
+        _check_sizes(self.dynamic_shapes)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], without: Collection[str] = ()) -> CompileOptions:
@@ -281,7 +250,7 @@ class CompileOptions:
 
 
 def options_of_mode(mode: str | None) -> Mapping[str, Any]:
-    """Return the options that a mode of ``torch.compile`` stands for.
+    """Return the options that a mode of ``torch.compile`` means.
 
     Raises
     ------
@@ -294,7 +263,7 @@ def options_of_mode(mode: str | None) -> Mapping[str, Any]:
 
 
 def check_path(path: object, call: str) -> None:
-    """Refuse what is no path, such as a module in its place.
+    """Refuse what is not a path, such as a module.
 
     Parameters
     ----------
@@ -304,7 +273,7 @@ def check_path(path: object, call: str) -> None:
     Raises
     ------
     OptionError
-        It is no path.
+        It is not a path.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise OptionError(f"path is a {type(path).__qualname__}: write {call}")
@@ -326,22 +295,17 @@ def check_names(given: Iterable[str], names: Sequence[str]) -> None:
             raise OptionError(f"unknown option {name!r}: choose from {', '.join(names)}{hint}")
 
 
-def _check_sizes(said: Any) -> None:
-    """Refuse what ``dynamic_shapes`` cannot hold, as far as that can be said without a call."""
-    if isinstance(said, (Mapping, list, tuple)):
-        for part in said.values() if isinstance(said, Mapping) else said:
+def _check_sizes(given: Any) -> None:
+    """Refuse what ``dynamic_shapes`` cannot hold, as far as is known without a call."""
+    if isinstance(given, (Mapping, list, tuple)):
+        for part in given.values() if isinstance(given, Mapping) else given:
             _check_sizes(part)
         return
     try:
-        declared_size(said)
+        declared_size(given)
     except OptionError as error:
         raise OptionError(f"option 'dynamic_shapes': {error}") from None
 
 
 def _is_url(cache: bool | str | os.PathLike[str]) -> bool:
     return isinstance(cache, str) and "://" in cache
-
-
-def _expect(holds: bool, name: str, value: object, expected: str) -> None:
-    if not holds:
-        raise OptionError(f"option {name!r} is {value!r}: expected {expected}")

@@ -72,5 +72,5 @@ def test_warm_up_refuses_invalid_signatures() -> None:
     [((-1, 8), "-1"), ([(4,), (-1, 8)], "-1"), ([TensorSpec((-1, 8))], "-1"), ([("n", 8)], "'n'")],
 )
 def test_warm_up_names_invalid_sizes(signature: object, size: str) -> None:
-    with pytest.raises(WarmUpError, match=f"{size} is no size"):
+    with pytest.raises(WarmUpError, match=f"{size} is not a size"):
         example_arguments(signature, torch.float32, CPU)

@@ -37,7 +37,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def _nothing_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "_written", set())
-    monkeypatch.setattr(recording, "_said", set())
+    monkeypatch.setattr(recording, "_warned", set())
 
 
 def recorded_of(*args: Any, **kwargs: Any) -> Recorded:

@@ -14,7 +14,7 @@ def test_a_request_without_tensors_asks_for_the_same() -> None:
     request = Request.of((x, [y, 2]), {"same": x}, OPTIONS)
     later = request.without_tensors()
     first, (second, number) = later.args
-    assert (later.signature, later.title, number) == (request.signature, request.title, 2)
+    assert (later.signature, later.title(), number) == (request.signature, request.title(), 2)
     assert first is not x
     assert first is later.kwargs["same"]
     assert (first.tolist(), second.dtype) == ([[0, 0, 0]] * 2, torch.int64)
@@ -33,5 +33,5 @@ def test_specs_hold_no_tensors() -> None:
 
 def test_autocast_is_part_of_the_title() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert Request.of((torch.ones(2),), {}, OPTIONS).title.endswith("autocast cpu bfloat16")
-    assert Request.of((torch.ones(2),), {}, OPTIONS).title == "(float32[2] cpu)"
+        assert Request.of((torch.ones(2),), {}, OPTIONS).title().endswith("autocast cpu bfloat16")
+    assert Request.of((torch.ones(2),), {}, OPTIONS).title() == "(float32[2] cpu)"

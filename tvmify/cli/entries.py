@@ -53,7 +53,9 @@ def list_entries(directory: CacheDirectory = None, as_json: AsJson = False) -> N
         print_json({"directory": str(cache.directory), "entries": facts})
         return
     total = size(sum(entry.bytes for entry in entries))
-    print_all(text(f"{cache.directory}: {len(entries)} entries, {total}"), *[rows] * bool(facts))
+    print_all(text(f"{cache.directory}: {len(entries)} entries, {total}"))
+    if facts:
+        print_all(rows)
 
 
 def show(

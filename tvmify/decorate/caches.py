@@ -149,28 +149,28 @@ def declare_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Declared:
     full = {id(tensor) for tensor in windows if id(tensor) not in growing}
     # Layers with equal lengths in a call share a symbol.
     names: dict[int, str] = {}
-    said: dict[int, DeclaredShape] = {}
+    declared: dict[int, DeclaredShape] = {}
     for number, leaf in enumerate(leaves):
         if (axis := growing.get(id(leaf))) is not None:
             name = names.setdefault(leaf.shape[axis], f"length {len(names)}")
             size = DeclaredSize(varies=True, name=name, typical=TYPICAL_CACHE)
-            said[number] = tuple(size if i == axis else None for i in range(leaf.dim()))
+            declared[number] = tuple(size if i == axis else None for i in range(leaf.dim()))
         elif id(leaf) in full:
-            said[number] = (None, None, STATIC, None)
-    return said
+            declared[number] = (None, None, STATIC, None)
+    return declared
 
 
 def _lengths_of_prompt(leaves: Sequence[Any], rooms: set[int]) -> Declared:
     """Declare what to tune the first call for, by the sizes of the caches that it makes."""
     prompt = DeclaredSize(varies=None, typical=TYPICAL_PROMPT)
     cache = DeclaredSize(varies=None, typical=TYPICAL_CACHE)
-    said: dict[int, DeclaredShape] = {}
+    declared: dict[int, DeclaredShape] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            batch = (None,) * (leaf.dim() > 1)
+            batch = (None,) if leaf.dim() > 1 else ()
             sizes = leaf.shape[len(batch) :]
-            said[number] = (*batch, *(cache if size in rooms else prompt for size in sizes))
-    return said
+            declared[number] = (*batch, *(cache if size in rooms else prompt for size in sizes))
+    return declared
 
 
 class _Role(Enum):

@@ -91,9 +91,9 @@ class Step:
             layer.cumulative_length = torch.tensor(keys.shape[2])
         if cache is grown:
             return cls(rooms, module, grown, rooms)
-        stand_in = copy.copy(cache)
-        stand_in.self_attention_cache = rooms
-        return cls(stand_in, module, grown, rooms)
+        with_room = copy.copy(cache)
+        with_room.self_attention_cache = rooms
+        return cls(with_room, module, grown, rooms)
 
     def give_up(self) -> None:
         """Run later steps of the module with the caller's cache."""

@@ -20,7 +20,6 @@ from tvmify.torch_compat.declared_sizes import (
     is_dim,
     joined,
     marked_sizes,
-    says_something,
 )
 
 
@@ -42,33 +41,37 @@ def declared_sizes(subject: Subject, args: Args, kwargs: Kwargs, given: Declared
         The option does not fit the call.
     """
     leaves = pytree.tree_leaves((args, kwargs))
-    said: dict[int, DeclaredShape] = {}
+    declared: dict[int, DeclaredShape] = {}
     declare = None if subject.options.dynamic is False else subject.declare
     known = {} if declare is None else declare(args, kwargs)
     option = {} if subject.is_part else _of_option(subject, args, kwargs, leaves)
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             nothing = (None,) * leaf.dim()
-            said[number] = joined(
+            declared[number] = joined(
                 known.get(number, nothing),
                 option.get(number, nothing),
                 marked_sizes(leaf),
                 given.get(number, nothing),
             )
-    return {number: shape for number, shape in said.items() if says_something(shape)}
+    return {
+        number: shape
+        for number, shape in declared.items()
+        if any(size is not None for size in shape)
+    }
 
 
 def in_order(
     subject: Subject, args: Args, kwargs: Kwargs, declared: Declared
 ) -> tuple[dict[str, Any], Declared]:
-    """Return keyword arguments in the order of their definition, and what is said of the tensors
-    among all arguments by the numbers that they then have.
+    """Return keyword arguments in the order of their definition, and the declared sizes by the
+    indices that the tensors then have.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     numbers = pytree.tree_unflatten(range(len(leaves)), structure)
     order = pytree.tree_leaves((numbers[0], subject.in_order(numbers[1])))
-    said = {place: declared[number] for place, number in enumerate(order) if number in declared}
-    return subject.in_order(kwargs), said
+    declared = {place: declared[number] for place, number in enumerate(order) if number in declared}
+    return subject.in_order(kwargs), declared
 
 
 def check_names(dynamic_shapes: Any, functions: Sequence[Callable[..., Any]]) -> None:
@@ -109,37 +112,37 @@ def _of_option(subject: Subject, args: Args, kwargs: Kwargs, leaves: Sequence[An
             )
         shapes = dict(zip(bound, shapes, strict=False))
     found: dict[int, DeclaredShape] = {}
-    for name, said in shapes.items():
+    for name, given in shapes.items():
         if name in bound:  # the argument may have a default
-            found.update(_of_tree(name, said, bound[name], leaves))
+            found.update(_of_tree(name, given, bound[name], leaves))
     return found
 
 
 def _of_tree(
-    path: str, said: Any, tree: Any, leaves: Sequence[Any]
+    path: str, given: Any, tree: Any, leaves: Sequence[Any]
 ) -> Iterator[tuple[int, DeclaredShape]]:
     if type(tree) is int:
         if isinstance(leaves[tree], torch.Tensor):
-            yield tree, _of_tensor(path, said, leaves[tree])
-        elif said is not None and not (is_dim(said) and declared_size(said) == STATIC):
-            raise _unfit(path, said, f"{leaves[tree]!r}, not a tensor: give None")
+            yield tree, _of_tensor(path, given, leaves[tree])
+        elif given is not None and not (is_dim(given) and declared_size(given) == STATIC):
+            raise _unfit(path, given, f"{leaves[tree]!r}, not a tensor: give None")
         return
     if isinstance(tree, Mapping):
         parts, steps = list(tree.values()), [f"[{key!r}]" for key in tree]
         kind = f"a dict of {', '.join(map(repr, tree))}"
-        if isinstance(said, Mapping):
-            if unknown := [key for key in said if key not in tree]:
-                raise _unfit(path, {unknown[0]: said[unknown[0]]}, kind)
-            said = [said.get(key, _NOTHING) for key in tree]
+        if isinstance(given, Mapping):
+            if unknown := [key for key in given if key not in tree]:
+                raise _unfit(path, {unknown[0]: given[unknown[0]]}, kind)
+            given = [given.get(key, _NOTHING) for key in tree]
     else:
         parts, _ = pytree.tree_flatten(tree, is_leaf=lambda item: item is not tree)
         steps = [f"[{place}]" for place in range(len(parts))]
         kind = f"a {type(tree).__name__} of {len(parts)}"
-    if said is None:
-        said = [None] * len(parts)
-    if not isinstance(said, (list, tuple)) or len(said) != len(parts):
-        raise _unfit(path, said, kind)
-    for step, each, part in zip(steps, said, parts, strict=True):
+    if given is None:
+        given = [None] * len(parts)
+    if not isinstance(given, (list, tuple)) or len(given) != len(parts):
+        raise _unfit(path, given, kind)
+    for step, each, part in zip(steps, given, parts, strict=True):
         if each is not _NOTHING:
             yield from _of_tree(path + step, each, part, leaves)
 
@@ -147,24 +150,24 @@ def _of_tree(
 _NOTHING = object()
 
 
-def _of_tensor(path: str, said: Any, tensor: torch.Tensor) -> DeclaredShape:
+def _of_tensor(path: str, given: Any, tensor: torch.Tensor) -> DeclaredShape:
     rank = tensor.dim()
-    if said is None:
+    if given is None:
         return (STATIC,) * rank
-    if isinstance(said, (list, tuple)) and len(said) == rank:
-        return tuple(map(declared_size, said))
-    if isinstance(said, Mapping):
+    if isinstance(given, (list, tuple)) and len(given) == rank:
+        return tuple(map(declared_size, given))
+    if isinstance(given, Mapping):
         axes: list[Any] = [None] * rank
-        for axis, size in said.items():
+        for axis, size in given.items():
             if type(axis) is not int or not -rank <= axis < rank:
-                raise _unfit(path, said, f"a tensor of {rank} axes: there is no axis {axis!r}")
+                raise _unfit(path, given, f"a tensor of {rank} axes: there is no axis {axis!r}")
             axes[axis] = declared_size(size)
         return tuple(axes)
-    raise _unfit(path, said, f"a tensor of {rank} axes: give a dict by axis, or {rank} sizes")
+    raise _unfit(path, given, f"a tensor of {rank} axes: give a dict by axis, or {rank} sizes")
 
 
-def _unfit(path: str, said: Any, found: str) -> OptionError:
-    return OptionError(f"option 'dynamic_shapes' has {said!r} for {path}, which is {found}")
+def _unfit(path: str, given: Any, found: str) -> OptionError:
+    return OptionError(f"option 'dynamic_shapes' has {given!r} for {path}, which is {found}")
 
 
 def _parameters_of(subject: Subject) -> inspect.Signature:

@@ -148,7 +148,8 @@ class Dispatcher:
         if outcome is None or isinstance(outcome, Eager):
             return outcome
         if outcome.bound.weights is not state.weights:
-            return Eager.of_capture() or self._bind(outcome)
+            return Eager.during_graph_capture() or self._bind(outcome)
+        # Repeat such calls in native code, unless another thread calls `latest.forget()` meanwhile.
         run = outcome.plain_run if isinstance(outcome, Compiled) else None
         watched = state.watched  # None if another thread has just called refresh()
         if run is not None and watched is not None and not self._numbers.arguments:
@@ -176,7 +177,8 @@ class Dispatcher:
 
     def _missed(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Outcome:
         """Return the outcome for a signature that memory does not have."""
-        known = self._memory.known((self._state.current.number, signature)) or Eager.of_capture()
+        known = self._memory.known((self._state.current.number, signature))
+        known = known or Eager.during_graph_capture()
         if known is not None:
             return known
         may_wait = not on_miss.in_background(self.options)
@@ -200,11 +202,11 @@ class Dispatcher:
 
     def _run_in_eager(self, outcome: Eager, args: Args, kwargs: Kwargs) -> Any:
         """Run a call in eager, and report why; raise with ``strict=True``."""
-        self._reports.refuse(outcome)
+        self._reports.raise_if_required(outcome)
         self._counts.eager += 1
         self._counts.postponed += on_miss.is_postponed(outcome.reason)
         result = self.subject.call(args, kwargs)()
-        self._reports.eager(outcome)  # not of a call that raises in eager, too
+        self._reports.warn(outcome)  # not of a call that raises in eager, too
         return result
 
     def _run_instead(
@@ -218,8 +220,8 @@ class Dispatcher:
         self._counts.eager += 1
         result = self.subject.call(args, kwargs)()
         failed = compiled.failed(message)
-        self._reports.refuse(failed)
-        self._reports.eager(failed)
+        self._reports.raise_if_required(failed)
+        self._reports.warn(failed)
         return result
 
     # -------------------------------------------------------------------------- for other modules
@@ -247,8 +249,8 @@ class Dispatcher:
                     module(*args, **kwargs) if is_lazy else self.subject.call(args, kwargs)()
                 _, outcome = self._find(args, kwargs)
         if isinstance(outcome, Eager):
-            self._reports.refuse(outcome)
-            self._reports.eager(outcome)
+            self._reports.raise_if_required(outcome)
+            self._reports.warn(outcome)
         return outcome
 
     def _declared(self, args: Args, kwargs: Kwargs, declared: Declared) -> Outcome | None:

@@ -53,7 +53,7 @@ def example_arguments(
     signature
         A list or tuple with one item per positional argument, or a mapping of keyword arguments.
         An item is a shape, a `TensorSpec`, a tensor, or a value to pass unchanged; a single shape,
-        spec or tensor stands for a call with one argument. A size may be a ``torch.export.Dim``.
+        spec or tensor is a call with one argument. A size may be a ``torch.export.Dim``.
     dtype, device
         Dtype and device of tensors given as bare shapes.
     sizes
@@ -145,6 +145,6 @@ def _check_sizes(shape: Sequence[Any]) -> None:
     for size in shape:
         if isinstance(size, str) or (type(size) is int and size < 0):
             raise WarmUpError(
-                f"{size!r} is no size, in the shape {tuple(shape)}: give a number, or a "
+                f"{size!r} is not a size, in the shape {tuple(shape)}: give a number, or a "
                 "torch.export.Dim where sizes vary"
             )

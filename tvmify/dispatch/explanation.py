@@ -1,4 +1,4 @@
-"""What tvmify reports: counts, reasons, and warnings that appear once."""
+"""What tvmify reports about the calls of a module: counts, and what ran where and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tvmify.dispatch.counts import CacheInfo, Counts
 from tvmify.dispatch.explained import ExplainedSignature, ExplainedSubject
 from tvmify.dispatch.found import Source
 from tvmify.dispatch.outcome import Choice, Compiled, Outcome, Partitioned
-from tvmify.errors import warn
 
 if TYPE_CHECKING:
     from tvmify.cache import Neighbours
@@ -104,11 +103,3 @@ def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
 def _parts_of(outcomes: Iterable[Outcome]) -> list[Parts]:
     """Return the distinct parts by which outcomes run."""
     return list(dict.fromkeys(x.parts for x in outcomes if isinstance(x, Partitioned)))
-
-
-def warn_once(said: set[str], message: str) -> None:
-    """Warn at the caller's line, unless ``said`` already has the message."""
-    if message in said:
-        return
-    said.add(message)
-    warn(message)

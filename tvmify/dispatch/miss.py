@@ -136,7 +136,7 @@ class Miss:
         key, executor, artifact = found.key, found.executor, found.executor.artifact
         self._note(shapes=artifact.shapes)
         if artifact.shapes is not None:  # a size that varies may be a constant of this program
-            self._note(title=request.title_with(artifact.shapes))
+            self._note(title=request.title(artifact.shapes))
         self._admit(executor)
         self._stages.begin("bind")
         try:
@@ -174,7 +174,7 @@ class Miss:
         """
         forks.refuse_if_torn()
         request, module, programs = self._request, self._module, self._shared.programs
-        self._note(title=request.title)
+        self._note(title=request.title())
         assert module.watched is not None
         self._differentiable = check_modes(module.watched, *request.call)
         if module.current.parts is not None:

@@ -12,13 +12,18 @@ from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome
 from tvmify.dispatch.outcomes import Place
 from tvmify.dispatch.progress import Stages
-from tvmify.dispatch.regions import TOO_MANY
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
 from tvmify.runtime import LatestCall
 from tvmify.signature import Args, Kwargs
 from tvmify.system import variables
+
+#: Why calls with new signatures run in eager PyTorch.
+_TOO_MANY = NotCompiled(
+    "it was called with more signatures than cache_size",
+    "Raise cache_size, unless there are many more: each of them is compiled.",
+)
 
 
 class Misses:
@@ -76,12 +81,12 @@ class Misses:
             recording.record(subject.options, subject.name, subject.module(), args, kwargs)
         is_full = memory.is_full(subject.options, is_part=subject.is_part)
         if is_full and not self._general.serves_any():
-            return Eager.because(TOO_MANY, "others")
+            return Eager.because(_TOO_MANY, "others")
         place = self._shared.module.current.number, signature
         kept = self._without_program(signature, args, kwargs, declared or {})
         if isinstance(kept, Request):
             if is_full:
-                return Eager.because(TOO_MANY, "others")
+                return Eager.because(_TOO_MANY, "others")
             miss = lambda request: Miss(self._shared, request, stages).outcome()  # noqa: E731
             kept = self._general.make(kept, miss)
         self._keep(place, kept)

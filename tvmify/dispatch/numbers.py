@@ -127,7 +127,7 @@ class Numbers:
         signature = self._open(leaves, args, kwargs)
         if signature is None:
             return None
-        call = _without(args, kwargs, signature.places, _stand_in)
+        call = _without(args, kwargs, signature.places, _placeholder)
         assert call is not None  # `_open` has checked it
         return AnyNumbers(signature, *call)
 
@@ -228,12 +228,12 @@ def _as_tensor(number: float) -> torch.Tensor:
     return torch.scalar_tensor(number, dtype=dtype, device="cpu")
 
 
-def _stand_in(number: Any) -> Any:
+def _placeholder(number: Any) -> Any:
     return FLOAT if type(number) is float else INT
 
 
 def _without(
-    args: Any, kwargs: Any, places: Collection[int], stand_in: Callable[[Any], Any]
+    args: Any, kwargs: Any, places: Collection[int], replacement: Callable[[Any], Any]
 ) -> tuple[Any, Any] | None:
     """Replace numbers in arguments; None if one is in a ``torch.Size``, which holds only ints."""
     leaves, structure = pytree.tree_flatten(
@@ -242,6 +242,6 @@ def _without(
     if any(isinstance(leaf, torch.Size) for leaf in leaves):
         return None
     for place in places:
-        leaves[place] = stand_in(leaves[place])
+        leaves[place] = replacement(leaves[place])
     args, kwargs = pytree.tree_unflatten(leaves, structure)
     return args, kwargs

@@ -119,8 +119,8 @@ class Eager:
         return cls.because(_why_undescribed(args, kwargs), "arguments without a signature")
 
     @classmethod
-    def of_capture(cls) -> Eager | None:
-        """Return the outcome of a call that would wait for the GPU during the capture of a graph.
+    def during_graph_capture(cls) -> Eager | None:
+        """Return the outcome of a call that would wait for the GPU while a CUDA graph is captured.
 
         None if this thread captures none.
         """

@@ -40,12 +40,6 @@ from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
 from tvmify.signature import Args, Kwargs
 
-#: Why calls with new signatures run in eager PyTorch.
-TOO_MANY = NotCompiled(
-    "it was called with more signatures than cache_size",
-    "Raise cache_size, unless there are many more: each of them is compiled.",
-)
-
 _DIFFERENT = "Look for torch.jit.is_scripting() and for types that TorchScript does not have."
 
 _NUMBERS = itertools.count(1)

@@ -7,11 +7,10 @@ import logging
 from typing_extensions import TypeIs
 
 from tvmify.dispatch import on_miss
-from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.outcome import Eager
 from tvmify.dispatch.reasons import again
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import NotCompiled, NothingToCompute, Uninitialized
+from tvmify.errors import NotCompiled, NothingToCompute, Uninitialized, warn_once
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,13 +29,13 @@ class Reports:
         self._is_part = subject.is_part
         self._warned: set[str] = set()
 
-    def refuse(self, outcome: Eager) -> None:
-        """Raise the reason why a call cannot run compiled, if the options require it."""
+    def raise_if_required(self, outcome: Eager) -> None:
+        """Raise the reason why a call cannot run compiled, if the options say so."""
         reason = outcome.reason
         if self._is_worth_saying(reason) and on_miss.must_raise(reason, self._options):
             raise again(reason)
 
-    def eager(self, outcome: Eager) -> None:
+    def warn(self, outcome: Eager) -> None:
         """Warn, once, why a call did not run compiled."""
         reason = outcome.reason
         # after an `Uninitialized` call, the next one may run compiled

@@ -154,14 +154,9 @@ class Request:
             target=check_target(options.target if target is None else target),
         )
 
-    @property
-    def title(self) -> str:
-        """Its name in `explain`."""
-        return f"{self.signature} {self.autocast}".rstrip()
-
-    def title_with(self, shapes: Shapes) -> str:
-        """Return its title with the sizes that its program has."""
-        signature = self.signature.with_sizes(shapes.leaves)
+    def title(self, shapes: Shapes | None = None) -> str:
+        """Return its name in `explain`, with the sizes of its program if these are given."""
+        signature = self.signature if shapes is None else self.signature.with_sizes(shapes.leaves)
         return f"{signature} {self.autocast}".rstrip()
 
     @property

@@ -229,7 +229,7 @@ class Sizes:
         sizes, rest = sizes_of(request.leaves), _rest(request)
         if self._known is not None and not self._known:
             return None
-        if (rest, _said(request)) in self._static or _is_on_gpu(request):
+        if (rest, _declarations(request)) in self._static or _is_on_gpu(request):
             return None
         seen = [sizes] if self._dynamic is False else self._seen.setdefault(rest, [])
         if sizes not in seen:
@@ -267,9 +267,9 @@ class Sizes:
 
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
-        _LOG.debug("%s: a program for this shape only, because %s", request.title, reason)
+        _LOG.debug("%s: a program for this shape only, because %s", request.title(), reason)
         if not isinstance(reason, Specialised):
-            self._static[general.signature.rest, _said(request)] = reason
+            self._static[general.signature.rest, _declarations(request)] = reason
 
     def note(self, request: Request, outcome: Outcome) -> None:
         """Learn whether such calls compile at all."""
@@ -334,7 +334,7 @@ class Sizes:
         return AnySizes(wanted, request.args, request.kwargs)
 
 
-def _said(request: Request) -> Hashable:
+def _declarations(request: Request) -> Hashable:
     return tuple(sorted(request.declared.items(), key=lambda item: item[0]))
 
 

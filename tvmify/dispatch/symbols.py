@@ -29,7 +29,7 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
     """
     sizes, declared = sizes_of(request.leaves), request.declared
     names: dict[Hashable, str] = {}
-    said_of: dict[str, DeclaredSize] = {}
+    limits_of: dict[str, DeclaredSize] = {}
     values: dict[str, int] = {}
 
     histories = {
@@ -40,15 +40,15 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
     images = _images(histories)
 
     def name_of(leaf: int, axis: int, size: int) -> str | None:
-        said = declared[leaf][axis] if leaf in declared else None
+        declaration = declared[leaf][axis] if leaf in declared else None
         if (
-            said is not None
-            and said.name is not None
-            and values.setdefault(said.name, size) != size
+            declaration is not None
+            and declaration.name is not None
+            and values.setdefault(declaration.name, size) != size
         ):
             raise _Undeclared
         history = histories[leaf][axis]
-        varies = None if said is None else said.varies
+        varies = None if declaration is None else declaration.varies
         if varies is None:
             is_channels = axis == 1 and len(histories[leaf]) == 4
             is_side = axis >= 2 and len(images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
@@ -57,12 +57,12 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
             return None
         # In a single call, sizes are often equal by chance.
         same: Hashable = history if len(seen) > 1 else (leaf, axis)
-        if said is not None and said.name is not None:
-            same = said.name
+        if declaration is not None and declaration.name is not None:
+            same = declaration.name
         name = names.setdefault(same, f"s{len(names)}")
-        if said is not None:
-            said_of[name] = said.within(said_of.get(name, said))
-            if not said_of[name].least <= size <= said_of[name].most:
+        if declaration is not None:
+            limits_of[name] = declaration.within(limits_of.get(name, declaration))
+            if not limits_of[name].least <= size <= limits_of[name].most:
                 raise _Undeclared
         return name
 
@@ -76,8 +76,8 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
         return STATIC
     return Varying(
         {leaf: shape for leaf, shape in found.items() if any(shape)},
-        limits={name: Limits(s.least, s.most) for name, s in said_of.items() if s.is_limited},
-        typical={name: s.typical for name, s in said_of.items() if s.typical is not None},
+        limits={name: Limits(s.least, s.most) for name, s in limits_of.items() if s.is_limited},
+        typical={name: s.typical for name, s in limits_of.items() if s.typical is not None},
     )
 
 
@@ -109,11 +109,11 @@ class _Undeclared(Exception):
 
 
 def may_vary(varying: Varying, request: Request) -> bool:
-    """Whether no symbol stands for a size that is declared static."""
+    """Whether none of the symbols is a size that is declared static."""
     return not any(
-        name is not None and said is not None and said.varies is False
+        name is not None and declaration is not None and declaration.varies is False
         for leaf, names in varying.axes.items()
-        for name, said in zip(names, request.declared.get(leaf, ()), strict=False)
+        for name, declaration in zip(names, request.declared.get(leaf, ()), strict=False)
     )
 
 

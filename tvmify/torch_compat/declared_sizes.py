@@ -1,10 +1,9 @@
-"""What users say of the sizes of tensors: ``torch.export.Dim``, and marks of ``torch._dynamo``."""
+"""What users declare about sizes: ``torch.export.Dim``, and marks of ``torch._dynamo``."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,19 +18,19 @@ FORMS = "Dim('name', min=…, max=…), Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, an in
 
 @dataclass(frozen=True)
 class DeclaredSize:
-    """What was said of one size.
+    """What is declared about one size.
 
     Attributes
     ----------
     varies
-        Whether it may differ from call to call; else programs are for one value of it. None if that
-        is not said.
+        Whether it may differ from call to call; otherwise programs are for one value of it. None if
+        that is not declared.
     name
         Sizes of one name are equal in all calls; None for a size without a name.
     least, most
         Limits of a size that varies, both included.
     typical
-        What all programs are tuned for; None if that is to depend on the size.
+        What all programs are tuned for; None if that depends on the size.
     """
 
     varies: bool | None
@@ -62,7 +61,7 @@ class DeclaredSize:
         return dataclasses.replace(self, least=least, most=most)
 
 
-#: What was said of each axis of a tensor; None where that is nothing.
+#: What is declared about each axis of a tensor; None for nothing.
 DeclaredShape: TypeAlias = "tuple[DeclaredSize | None, ...]"
 
 STATIC = DeclaredSize(varies=False)
@@ -70,7 +69,7 @@ STATIC = DeclaredSize(varies=False)
 
 def is_dim(value: Any) -> bool:
     """Whether it is a ``Dim`` of ``torch.export``, or a hint such as ``Dim.AUTO``."""
-    # Who has one has imported that module, which is slow to import.
+    # The module is slow to import, and loaded already if the value is from it.
     known = sys.modules.get("torch.export.dynamic_shapes")
     return known is not None and isinstance(value, (known.Dim, known._DimHint))
 
@@ -100,7 +99,7 @@ def declared_size(value: Any) -> DeclaredSize:
 
 
 def marked_sizes(tensor: Any) -> DeclaredShape:
-    """Return what ``torch._dynamo.mark_dynamic`` and its relatives have said of a tensor."""
+    """Return what ``torch._dynamo.mark_dynamic`` and similar functions declare about a tensor."""
     found: list[DeclaredSize | None] = [None] * tensor.dim()
     for axis in getattr(tensor, "_dynamo_static_indices", ()):
         found[axis] = STATIC
@@ -113,20 +112,15 @@ def marked_sizes(tensor: Any) -> DeclaredShape:
 
 
 def joined(*shapes: DeclaredShape) -> DeclaredShape:
-    """Return what was said of each axis last."""
+    """Return the last declaration of each axis."""
     return tuple(
-        next((said for said in reversed(axis) if said is not None), None)
+        next((size for size in reversed(axis) if size is not None), None)
         for axis in zip(*shapes, strict=True)
     )
 
 
-def says_something(shape: Sequence[DeclaredSize | None]) -> bool:
-    """Whether anything was said of an axis."""
-    return any(size is not None for size in shape)
-
-
 def _between(name: str | None, least: Any, most: Any) -> DeclaredSize:
-    # Limits that were not given are None, or torch's infinity, which is no int.
+    # Limits that were not given are None, or torch's infinity, which is not an int.
     least = max(least, 2) if isinstance(least, int) else 2  # 0 and 1 have programs of their own
     most = min(most, LARGEST) if isinstance(most, int) else LARGEST
     return DeclaredSize(True, name, least, most) if least <= most else STATIC

@@ -15,7 +15,7 @@ def without_saved_tensors_hooks() -> Iterator[None]:
     """Hide the hooks of ``saved_tensors_hooks`` that are active.
 
     ``torch.utils.checkpoint`` counts with them what a forward saves for its backward, which must be
-    as much when it runs again; what is computed in eager to compile a call is no part of that.
+    as much when it runs again; what is computed in eager to compile a call is not part of that.
     """
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:  # type: ignore[attr-defined]
         yield

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: What stands for a number that differs from call to call.
+#: The types of numbers that differ from call to call.
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _square_root = math.sqrt
 

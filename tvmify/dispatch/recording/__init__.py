@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from tvmify.dispatch.declared import Declared
-from tvmify.dispatch.explanation import warn_once
 from tvmify.dispatch.recording import trees
 from tvmify.dispatch.recording.modes import modes_now
 from tvmify.dispatch.recording.trees import text_of, tree_of, value_of
-from tvmify.errors import WarmUpError
+from tvmify.errors import WarmUpError, warn_once
 from tvmify.options import CompileOptions
 from tvmify.signature import Args, Kwargs
 from tvmify.system.forks import short_lock
@@ -34,7 +33,7 @@ is_on = True
 
 _LOCK = short_lock()
 _written: set[tuple[Path, str]] = set()
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ class Recorded:
 
     def to_json(self) -> str:
         """Return the line."""
-        said = {name: value for name, value in vars(self).items() if name != "sizes" or value}
-        return json.dumps({"version": VERSION} | said)
+        fields = {name: value for name, value in vars(self).items() if name != "sizes" or value}
+        return json.dumps({"version": VERSION} | fields)
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Recorded:
@@ -184,7 +183,7 @@ def record(
         training = module is not None and trains(module)
         line = Recorded.of(*Names.of(name, module), args, kwargs, training).to_json()
     except WarmUpError as error:
-        warn_once(_said, f"a call of {name} is not recorded: {error}")
+        warn_once(_warned, f"a call of {name} is not recorded: {error}")
         return
     with _LOCK:
         if (path, line) in _written:
@@ -193,7 +192,7 @@ def record(
     try:
         append(path, line)
     except OSError as error:
-        warn_once(_said, f"signatures are not recorded: {path}: {error.strerror}")
+        warn_once(_warned, f"signatures are not recorded: {path}: {error.strerror}")
 
 
 def append(path: Path, line: str) -> None:
@@ -201,7 +200,7 @@ def append(path: Path, line: str) -> None:
 
     It also begins with a line break, in case a power cut has left half a line.
     """
-    # Without O_NONBLOCK, opening a pipe that nobody reads would block the call.
+    # Without O_NONBLOCK, opening a pipe without a reader would block the call.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.open(path, flags, 0o600)
     try:
