@@ -113,8 +113,8 @@ class Target:
 def check(option: TargetOption) -> CheckedTarget:
     """Validate the ``target=`` option without looking at the machine; return it as TVM spells it.
 
-    A device, or its name, stands for what TVM builds for its type: ``"cpu"`` for ``"llvm"``. Its
-    index plays no part, since code runs where the tensors of a call are.
+    A device, or its name, means the kind that serves its type: ``"cpu"`` means ``"llvm"``. The
+    index is ignored, since code runs where the tensors of a call are.
 
     Raises
     ------

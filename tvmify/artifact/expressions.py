@@ -66,7 +66,7 @@ class _Operation:
 
     def __post_init__(self) -> None:
         known = isinstance(self.operator, str) and self._takes(self.operator)
-        expect(known, f"{reprlib.repr(self.operator)} is no operator of a {self.kind}")
+        expect(known, f"{reprlib.repr(self.operator)} is not an operator of a {self.kind}")
         expect(isinstance(self.operands, tuple), f"operands of {self.operator} in no tuple")
         count, wanted = len(self.operands), 1 if self.operator == "not" else 2
         fits = count >= wanted if self.operator in _MANY else count == wanted
@@ -161,7 +161,7 @@ class Condition(_Operation):
 
 
 def check_size(size: Any) -> None:
-    """Refuse what is no size.
+    """Refuse what is not a size.
 
     Raises
     ------

@@ -69,4 +69,4 @@ def check_indices(*values: Any) -> None:
         One of them is not valid.
     """
     for value in values:
-        expect(type(value) is int and 0 <= value < _TOO_MANY, f"{value!r:.50} is no index")
+        expect(type(value) is int and 0 <= value < _TOO_MANY, f"{value!r:.50} is not an index")

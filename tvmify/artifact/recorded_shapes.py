@@ -64,7 +64,7 @@ def recorded_shapes(program: ExportedProgram, hints: Mapping[Axis, int]) -> Shap
     Raises
     ------
     UnsupportedOperator
-        A size or a guard cannot be said.
+        A size or a guard cannot be expressed.
     """
     environment = _environment(program)
     if environment is None:
@@ -120,7 +120,7 @@ def size_of(value: int | torch.SymInt, names: Mapping[str, str]) -> Size:
     Raises
     ------
     UnsupportedOperator
-        It cannot be said.
+        It cannot be expressed.
     """
     return size_of_expression(identity_of(value), names)
 

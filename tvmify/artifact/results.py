@@ -213,7 +213,7 @@ class Constant(Result):
     value: bool | int | float | str | None
 
     def __post_init__(self) -> None:
-        expect(type(self.value) in _SCALARS, f"{self.value!r:.50} is no constant")
+        expect(type(self.value) in _SCALARS, f"{self.value!r:.50} is not a constant")
 
     def take(self, sources: Sources) -> Any:
         """Return the value."""

@@ -59,7 +59,7 @@ class Symbol:
     Raises
     ------
     ValueError
-        The name is no text, or no size is in the range.
+        The name is not a string, or no size is in the range.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Symbol:
     upper: int = LARGEST
 
     def __post_init__(self) -> None:
-        expect(type(self.name) is str, f"{reprlib.repr(self.name)} is no name of a symbol")
+        expect(type(self.name) is str, f"{reprlib.repr(self.name)} is not the name of a symbol")
         check_size(self.name)
         numbers = type(self.lower) is int and type(self.upper) is int
         in_order = numbers and 0 <= self.lower <= self.upper <= LARGEST
@@ -106,12 +106,14 @@ class Shapes:
     hints: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        expect(all(isinstance(s, Symbol) for s in self.symbols), "a symbol is no Symbol")
+        expect(all(isinstance(s, Symbol) for s in self.symbols), "a symbol is not a Symbol")
         for leaf, sizes in self.leaves.items():
-            expect(type(leaf) is int and 0 <= leaf <= LARGEST, f"{reprlib.repr(leaf)} is no leaf")
+            expect(
+                type(leaf) is int and 0 <= leaf <= LARGEST, f"{reprlib.repr(leaf)} is not a leaf"
+            )
             for size in sizes:
                 check_size(size)
-        expect(all(isinstance(g, Condition) for g in self.guards), "a guard is no condition")
+        expect(all(isinstance(g, Condition) for g in self.guards), "a guard is not a condition")
         object.__setattr__(self, "leaves", dict(sorted(self.leaves.items())))
         names = [symbol.name for symbol in self.symbols]
         expect(
@@ -179,7 +181,7 @@ class Shapes:
         Parameters
         ----------
         shapes
-            For each leaf of the arguments its sizes, or None if it is no tensor.
+            For each leaf of the arguments its sizes, or None if it is not a tensor.
         """
         try:
             return self._solve(shapes)

@@ -23,11 +23,14 @@ def check(artifact: Artifact) -> None:
         A field has another type than `Artifact` says, or holds an index out of range.
     """
     for name in ("target", "output_structure"):
-        expect(isinstance(getattr(artifact, name), str), f"{name} is no text")
+        expect(isinstance(getattr(artifact, name), str), f"{name} is not a string")
     for name in ("weights", "packed", "state", "draws"):
-        expect(all(isinstance(text, str) for text in getattr(artifact, name)), f"{name}: no texts")
-    expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is no bool")
-    expect(isinstance(artifact.report, dict), "report is no dict")
+        expect(
+            all(isinstance(text, str) for text in getattr(artifact, name)),
+            f"{name} are not strings",
+        )
+    expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is not a bool")
+    expect(isinstance(artifact.report, dict), "report is not a dict")
     check_indices(*artifact.inputs)
     _check_verdicts(artifact.verdicts)
     symbols = {symbol.name for symbol in artifact.shapes.symbols} if artifact.shapes else set()
@@ -61,6 +64,6 @@ def check_references(results: Iterable[Result], writes: Iterable[Write], states:
 
 def _check_verdicts(verdicts: Mapping[Any, Iterable[Any]]) -> None:
     for threads, pair in verdicts.items():
-        expect(isinstance(threads, str), "a number of threads is no text")
+        expect(isinstance(threads, str), "a number of threads is not a string")
         # type(), because a bool is an int, too.
-        expect(all(type(seconds) in (int, float) for seconds in pair), "seconds are no number")
+        expect(all(type(seconds) in (int, float) for seconds in pair), "seconds are not a number")

@@ -88,7 +88,7 @@ def _check_parents(directory: Path) -> None:
     """Refuse a path that another user could redirect, as OpenSSH does for its keys.
 
     Every directory and link along the path, including those that a link resolves to, must belong
-    to root or to the user, and nobody else may write to any of these directories.
+    to root or to the user, and no other user may write to any of these directories.
     """
     current, rest = Path("/"), [*reversed(directory.absolute().parent.parts[1:])]
     links = 0

@@ -83,7 +83,7 @@ class DiskCache:
         self._clock = clock
         self.counts: Counter[str] = Counter()
         self._lock = short_lock()
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def load(self, key: Key) -> Artifact | None:
         """Return the artifact of a key, or None if there is no valid one."""
@@ -331,8 +331,8 @@ class DiskCache:
 
     def _warn(self, about: str, message: str) -> None:
         with self._lock:
-            is_news = about not in self._said
-            self._said.add(about)
+            is_news = about not in self._reported
+            self._reported.add(about)
         if is_news:
             warn(f"tvmify's disk cache: {message}")
 

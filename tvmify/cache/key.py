@@ -44,7 +44,7 @@ class Key:
     def differences(self, other: Key) -> list[str]:
         """Return the names of the entries in which two keys differ.
 
-        A program for any version of PyTorch does not differ in that from what is for one.
+        The version of PyTorch is not among them if one of the keys is for any version.
         """
         names = sorted(set(self.entries) | set(other.entries))
         pairs = {name: (self.entries.get(name), other.entries.get(name)) for name in names}

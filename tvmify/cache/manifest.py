@@ -127,8 +127,8 @@ def library_file(key: Key, artifact: Artifact) -> bytes:
 
 
 def _bond(key: Key, description: Mapping[str, Any]) -> bytes:
-    said = {name: value for name, value in description.items() if name not in _CHANGES_LATER}
-    return hashlib.sha256(f"{key.digest} {json.dumps(said, sort_keys=True)}".encode()).digest()
+    fields = {name: value for name, value in description.items() if name not in _CHANGES_LATER}
+    return hashlib.sha256(f"{key.digest} {json.dumps(fields, sort_keys=True)}".encode()).digest()
 
 
 _BOND_LENGTH = 32

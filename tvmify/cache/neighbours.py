@@ -60,6 +60,6 @@ class Neighbours:
         for entry in entries:
             try:
                 read.append((entry, entry.manifest().key))
-            except CacheError:  # a damaged entry is no neighbour
+            except CacheError:  # a damaged entry is not a neighbour
                 continue
         return read

@@ -31,7 +31,7 @@ _LIBRARIES = frozenset(
 )
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict, Counter)
 _VALUES = (int, float, complex, str, bytes)
-#: They are what a module is made of, and those who change them are asked elsewhere.
+#: The parts of a module, whose changes are detected elsewhere.
 _NO_OBJECTS = (
     torch.Tensor,
     torch.nn.Module,
@@ -41,7 +41,7 @@ _NO_OBJECTS = (
     types.FunctionType,
     types.MethodType,
 )
-#: What stands for tensors and numbers while code is recorded.
+#: Replace tensors and numbers while code is recorded.
 _RECORDED = (FakeTensor, FunctionalTensor, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -60,14 +60,14 @@ def refusing_effects(callable_: Any) -> Iterator[None]:
         It prints or logs, or has changed a variable, a container or an object that it did not make.
     """
     places = list(_places(callable_))
-    said: list[HasEffects] = []
+    refused: list[HasEffects] = []
     try:
-        with _refusing_output(said):
+        with _refusing_output(refused):
             yield
     finally:
         changed = [place.name for place in places if place.put_back()]
-    if said:  # and something has caught the error
-        raise said[0]
+    if refused:  # and something has caught the error
+        raise refused[0]
     if changed:
         raise HasEffects(f"forward changes {changed[0]!r}, which outlives the call", may_cease=True)
 
@@ -76,14 +76,14 @@ def refusing_effects(callable_: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _refusing_output(said: list[HasEffects]) -> Iterator[None]:
+def _refusing_output(refused: list[HasEffects]) -> Iterator[None]:
     """Refuse what this thread prints and logs; adds the refusals to a list."""
     thread = threading.get_ident()
     own_print, own_handle = builtins.print, logging.Logger.handle
 
     def refuse(what: str) -> None:
-        said.append(HasEffects(f"forward {what} ({_caller()})"))
-        raise said[-1]
+        refused.append(HasEffects(f"forward {what} ({_caller()})"))
+        raise refused[-1]
 
     def printing(*values: Any, **how: Any) -> None:
         if threading.get_ident() == thread and not _is_of_library(sys._getframe(1)):

@@ -59,7 +59,7 @@ def symbols(ranges: Mapping[str, Range]) -> Iterator[None]:
 
 
 def symbol_for(size: Size, name: str) -> tirx.Var:
-    """Return a new symbol that stands for a size, such as the product of two symbols."""
+    """Return a new symbol for a size, such as the product of two symbols."""
     ranges = _known()
     analyzer = _analyzer([size])
     bound = analyzer.const_int_bound(_expression(size))
@@ -237,7 +237,7 @@ def as_number(size: Any, dtype: str) -> Expr:
 
 
 def is_one(size: Any) -> bool:
-    """Whether a size is 1 in all calls. A symbol never is: it stands for 2 and more."""
+    """Whether a size is 1 in all calls. A symbol never is: it is at least 2."""
     return is_static(size) and int(size) == 1
 
 

@@ -123,7 +123,7 @@ class _Model:
             capturable=lambda module: module,
             options=options,
             module=self.module,
-            is_part=True,  # nobody can call it to warm it up
+            is_part=True,  # it cannot be called to warm it up
             symbols=graph.symbols,
         )
         self.dispatcher = Dispatcher(subject, programs)

@@ -164,7 +164,7 @@ class DynamoGraph:
 
 
 def example_of(node: fx.Node, given: Any) -> Any:
-    """Return what stands for an argument: with symbols as its sizes, if these vary."""
+    """Return the example of an argument: with symbols as its sizes, if these vary."""
     return node.meta.get("example_value", node.meta.get("val", given))
 
 

@@ -74,7 +74,7 @@ def backend(
 
 
 def compile_options(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptions:
-    """Return the options that a mode and options of ``torch.compile`` stand for.
+    """Return the options that a mode and options of ``torch.compile`` mean.
 
     Raises
     ------

@@ -117,8 +117,10 @@ def _checked(file: BinaryIO, key: Any) -> dict[str, Any]:
     with ThreadPoolExecutor(_READERS) as readers:
         listed = [records[name] for name in document["records"]]
         digests = readers.map(lambda record: _sha256(content(file, record)), listed)
-        for record, said, digest in zip(listed, document["records"].values(), digests, strict=True):
-            if said != {"sha256": digest, "size": record.size}:
+        for record, entry, digest in zip(
+            listed, document["records"].values(), digests, strict=True
+        ):
+            if entry != {"sha256": digest, "size": record.size}:
                 raise ArchiveError(f"its record {record.name} is damaged: copy the file again")
     return document | {"signed": root + _SIGNATURE in records}
 
@@ -183,7 +185,7 @@ def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
     if isinstance(key, (bytes, str)):
         valid = kind == b"hmac-sha256" and hmac.compare_digest(value, _hmac(manifest, key))
     elif hasattr(key, "verify"):
-        # Whoever has such a key has this package installed.
+        # Who has such a key has installed this package.
         from cryptography.exceptions import InvalidSignature
 
         try:

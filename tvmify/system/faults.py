@@ -72,7 +72,7 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
 def explained(doing: str) -> Iterator[None]:
     """Turn errors into reasons to run in eager, except those of options and of the GPU.
 
-    A warning that the user's filters make an error is no reason, either: the call raises it.
+    Nor is a warning that the user's filters turn into an error: the call raises it.
 
     Raises
     ------

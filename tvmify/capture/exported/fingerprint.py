@@ -17,7 +17,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class _Texts(dict[Any, str]):
-    """The text that stands for each node."""
+    """The text of each node."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ class TracedProgram(Program):
         self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether these arguments have the recorded signature; symbols stand for any size."""
+        """Whether these arguments have the recorded signature; a symbol matches any size."""
         return self._call_key(args, kwargs) == self._call
 
     def export(

@@ -27,7 +27,7 @@ class RecordedCall:
     Parameters
     ----------
     args, kwargs
-        A `NumberArgument` stands for a number of any value.
+        A `NumberArgument` is a number of any value.
     repeated
         Which tensors are the same object in forward; see `repetitions`.
     varying

@@ -38,7 +38,7 @@ class EagerResult:
 
     def restore(self, result: Any) -> Any:
         """Return TorchScript's result with the types of eager's, after comparing shapes and dtypes.
-        A `Described` stands for each ``torch.Size``.
+        Each ``torch.Size`` is replaced by a `Described`.
 
         Raises
         ------

@@ -1,7 +1,7 @@
 """Functions whose source file was edited after it was imported.
 
-TorchScript compiles what the file says now, Python runs what it said at the import: in a notebook
-with an editor beside it, or in a service whose files are replaced while it runs.
+TorchScript compiles what the file contains now, Python runs what it contained at the import: in a
+notebook with an editor open, or in a service whose files are replaced while it runs.
 """
 
 from __future__ import annotations

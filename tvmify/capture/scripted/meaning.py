@@ -40,7 +40,7 @@ _CONVERSIONS = {"aten::Int": "int", "aten::Float": "float"}
 
 
 def python_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
-    """Return the Python function that a node stands for, if its kind does not tell.
+    """Return the Python function that a node calls, if its kind does not determine it.
 
     Raises
     ------

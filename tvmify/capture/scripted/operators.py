@@ -77,7 +77,7 @@ class Parameter(NamedTuple):
     name: str
     is_keyword_only: bool
     default: Any
-    table: Sequence[Any] | None  # what TorchScript's integers stand for
+    table: Sequence[Any] | None  # the values that TorchScript's integers mean
 
 
 class DispatcherOperator:

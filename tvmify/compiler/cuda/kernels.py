@@ -64,7 +64,7 @@ def _without_runtime() -> Iterator[None]:
 
 
 def pack(executable: tvm.runtime.Module, kernels: Kernels) -> bytes:
-    """Pack all that is no machine code of the host, with compiled kernels.
+    """Pack everything but machine code of the host, with compiled kernels.
 
     Parameters
     ----------

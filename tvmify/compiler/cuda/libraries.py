@@ -81,7 +81,7 @@ class _Calling(PyExprMutator):
     def replace(self, old: Expr, new: relax.Var, read: Expr) -> None:
         """Let what is visited from now on read another variable of the same value.
 
-        `read` stands for it in the program that is visited, or is a cast of what does.
+        `read` is its value in the program that is visited, or a cast of that.
         """
         value = self.values.get(read)
         if self.visit_expr(read).same_as(old):

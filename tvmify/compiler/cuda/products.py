@@ -28,7 +28,7 @@ from tvmify.compiler.passes.views import static_shape
 #: The candidates.
 _LIBRARY, _KERNEL = "library", "kernel"
 #: Elements of a weight below which either form takes as long as it takes to begin, and of a row
-#: below which it is no sum to speak of: TVM's last rule is wrong for sums of one element.
+#: below which it is hardly a sum: TVM's last rule is wrong for sums of one element.
 _FEWEST, _SHORTEST = 1 << 14, 32
 #: TVM's name of functions that take in what follows.
 _FUSES = {"op_pattern": 4}

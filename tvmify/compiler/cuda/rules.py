@@ -15,7 +15,7 @@ from tvmify.compiler.kernels.common.loops import find
 
 
 class UnevenRowProduct(ScheduleRule):
-    """TVM's own for products of a row that `RowProduct` leaves; a sum of another kind is none."""
+    """TVM's own rule for products of a row that `RowProduct` leaves, and for no other sums."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule what `tvmify.compiler.cuda.products` makes, and what was fused with it."""
@@ -24,9 +24,9 @@ class UnevenRowProduct(ScheduleRule):
 
 
 class OneKernel(ScheduleRule):
-    """A rule less what it cuts into parts that leave each other something in global memory.
+    """A rule, except for functions that it cuts into parts which share data in global memory.
 
-    TVM would take that from a pool of its own, which knows nothing of streams.
+    TVM would allocate that from its own pool, which ignores streams.
     """
 
     def __init__(self, rule: ScheduleRule) -> None:

@@ -31,7 +31,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "max": tirx.max,
     "min": tirx.min,
 }
-#: And for numbers that are no integers, of operands in double precision, as Python has them.
+#: And for numbers that are not integers, of operands in double precision, as Python has them.
 _OF_FLOATS: dict[type, Callable[..., Any]] = {
     sympy.Add: lambda *terms: reduce(operator.add, terms),
     sympy.Mul: lambda *factors: reduce(operator.mul, factors),
@@ -55,7 +55,7 @@ class Symbols:
     names
         The canonical name of each of torch's symbols.
     equal
-        What stands for a size in all calls that are served: TVM does not know that the results of
+        The expression of a size in all calls that are served: TVM does not know that the results of
         a skip connection and of what goes around it are of one size.
     """
 

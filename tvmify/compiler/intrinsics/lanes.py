@@ -121,7 +121,7 @@ class Lanes:
 
     def scaled(self, mantissa: Expr, exponent: Expr) -> Expr:
         """Return ``mantissa * 2**exponent``, infinite or denormal where it has to be."""
-        # In two factors: one alone could not stand for the exponents of infinity and denormals.
+        # In two factors: a single one could not have the exponents of infinity and denormals.
         target = Target.current(allow_none=True)
         if target is not None and Microarchitecture.of(target).vector_bits == 512:
             return self.llvm("ldexp", mantissa, exponent)  # one instruction

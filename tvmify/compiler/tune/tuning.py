@@ -207,7 +207,7 @@ def _build(
     choices: Choices,
     winners: Mapping[str, str],
 ) -> list[list[Artifact | Exception]]:
-    """Build every candidate of some workloads; an error stands for one that cannot be built."""
+    """Build every candidate of some workloads; an error for one that cannot be built."""
     from tvmify.compiler.tune.samples import lower_sample
 
     def begun(workload: _Workload, name: str) -> Future[Artifact]:

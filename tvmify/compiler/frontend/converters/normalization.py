@@ -83,7 +83,7 @@ class _GroupNorm:
     groups
         How many there are.
     weight, bias
-        Of each channel; None stands for ones and zeros.
+        Of each channel; None for ones and zeros.
     dtype
         The dtype of the tensor that is normalized, and that of its sums.
     """

@@ -211,8 +211,8 @@ def _comparable(importer: Importer, source: Any) -> relax.Expr:
     """Return a tensor in a dtype that supports extrema."""
     dtype = source.meta["val"].dtype
     # TVM has neither isnan of bfloat16 nor extrema of bools.
-    stand_ins = {torch.bool: torch.int8, torch.bfloat16: torch.float32}
-    return importer.tensor(source, stand_ins.get(dtype, dtype))
+    computed_in = {torch.bool: torch.int8, torch.bfloat16: torch.float32}
+    return importer.tensor(source, computed_in.get(dtype, dtype))
 
 
 def _position(

@@ -39,7 +39,7 @@ def resized(
     Raises
     ------
     UnsupportedOperator
-        The nearest place is to be taken, and the factor is no integer.
+        The mode is "nearest", and the factor is not an integer.
     """
     own = sizes_of(x.ty.shape)
     if same(own[axis], size) and factor in (None, 1.0):
