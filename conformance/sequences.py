@@ -132,7 +132,9 @@ def _observe(side: Side, happening: Happening) -> dict[str, Any]:
         "the random generator": torch.get_rng_state(),
         "the weights": [dict(module.state_dict()) for module in modules],
         "modes": [[part.training for part in module.modules()] for module in modules],
-        "what hooks saw": side.seen,
+        "what hooks saw": sorted(
+            side.seen
+        ),  # in the backward, which runs forward again, not in order
         "a kept tensor, a weight or a gradient": tensors,
         "what shares memory": [None if one is None else memory.index(one) for one in memory],
     }

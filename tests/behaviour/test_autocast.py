@@ -183,6 +183,28 @@ def test_scripted_program_is_reused_under_autocast() -> None:
     assert "captured by: torchscript" in str(fast.explain())
 
 
+def test_recordings_with_symbols_are_of_one_setting() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.linear(x), torch.ones(2) + x.shape[0]
+
+    fast: Any = decorate(Constant().eval(), dynamic=True, compare=False)
+    with torch.no_grad():
+        assert [y.dtype for y in fast(X)] == [torch.float32, torch.float32]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert [y.dtype for y in fast(X)] == [torch.bfloat16, torch.float32]
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert [y.dtype for y in fast(X)] == [torch.float32, torch.float64]
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert fast.cache_info().eager == 0
+
+
 def test_a_torchscript_module_is_left_to_pytorch() -> None:
     file = io.BytesIO()
     with pytest.warns((DeprecationWarning, FutureWarning)):

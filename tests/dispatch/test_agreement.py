@@ -150,3 +150,20 @@ def test_check_draws_refuses_extra_draws() -> None:
     x = torch.zeros(3)
     with pytest.raises(NotCompiled, match="random numbers"):
         check_draws(lambda: x + torch.rand(3), lambda: x, None, differentiable=False)
+
+
+def test_elements_in_another_order_get_the_draws_of_eager() -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return (torch.relu(x) + torch.rand_like(x)) * 2
+
+    fast = tvmify.tvmify(noisy, strict=True)
+    x = torch.ones(2, 3, 4)
+    for turned, runs in (x, True), (x.transpose(0, 1).contiguous().transpose(0, 1), False):
+        torch.manual_seed(0)
+        want = noisy(turned)
+        torch.manual_seed(0)
+        if runs:
+            assert torch.equal(fast(turned), want)
+        else:
+            with pytest.raises(NotCompiled, match="not contiguous"):
+                fast(turned)

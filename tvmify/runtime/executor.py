@@ -156,6 +156,8 @@ class Executor:
             Leave calls with non-contiguous arguments to eager PyTorch.
         """
         artifact = self.artifact
+        # PyTorch draws in the order of memory, so that strides decide which element gets which.
+        strides_matter = contiguous or artifact.needs_contiguous or bool(artifact.draws)
         rebuild = _rebuild(structure_of(artifact.output_structure))
         call: Call | GraphedCall = Call(
             self.compiled,
@@ -163,7 +165,7 @@ class Executor:
             artifact.outputs,
             rebuild,
             artifact.writes,
-            artifact.needs_contiguous or contiguous,
+            strides_matter,
             artifact.shapes and artifact.shapes.to_text(),
         )
         if graphs is not None and not contiguous and not obstacle(artifact):

@@ -293,7 +293,7 @@ class ScriptedProgram(Program):
     ) -> Hashable:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         repeated = str(repetitions((args, kwargs)))
-        return structure, shapes_of(leaves, varying), repeated, varying.recorded()
+        return structure, shapes_of(leaves, varying), repeated, varying.recorded(), _modes()
 
     def _record(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying
@@ -334,6 +334,12 @@ class ScriptedProgram(Program):
     def _tensor(self, name: str) -> torch.Tensor:
         scripted = self._state.tensors.get(name)
         return resolve(self._owner, name) if scripted is None else scripted
+
+
+def _modes() -> Hashable:
+    """Return torch's modes that decide which operators and dtypes are recorded."""
+    casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+    return torch.get_default_dtype(), torch.get_default_device(), *casts
 
 
 class _Recorded(Carrier):
