@@ -113,6 +113,15 @@ class UnsupportedInput(NotCompiled):
         self.kind = kind
 
 
+class UnsupportedObject(UnsupportedInput):
+    """An argument is an object of a class that only forward knows, such as a dataclass."""
+
+    @property
+    def parts_may_compile(self) -> bool:
+        """The submodules that forward calls with what is in the object."""
+        return True
+
+
 class UnsupportedTarget(NotCompiled):
     """There is no code generator for the inputs' device, or they are on several devices."""
 
@@ -152,6 +161,15 @@ class HasEffects(CaptureError):
     ) -> None:
         super().__init__(reason, next_step)
         self.may_cease = may_cease
+
+    @property
+    def parts_may_compile(self) -> bool:
+        """The submodules that it calls."""
+        return True
+
+
+class NeedsPython(CaptureError):
+    """Forward asks what only eager PyTorch can answer, or returns objects of an unknown class."""
 
     @property
     def parts_may_compile(self) -> bool:

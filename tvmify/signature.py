@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.errors import UnsupportedInput
+from tvmify.errors import UnsupportedInput, UnsupportedObject
 from tvmify.torch_compat.declared_sizes import is_dim
 from tvmify.torch_compat.memory import has_memory
 
@@ -276,7 +276,7 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
         if isinstance(leaf, UserDict)  # such as what tokenizers of transformers return
         else "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows."
     )
-    raise UnsupportedInput(
+    raise UnsupportedObject(
         f"{name} is {kind}",
         next_step,
         argument=name,

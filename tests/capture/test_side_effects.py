@@ -253,6 +253,25 @@ def test_reading_a_builtin_from_their_namespace_is_not_an_effect() -> None:
     assert builtins.print is print
 
 
+@pytest.mark.parametrize(
+    "around",
+    [torch.autocast("cpu", enabled=False), torch.autograd.profiler.record_function("scaled")],
+    ids=lambda around: type(around).__name__,
+)
+def test_decorators_of_torch_are_not_effects(around: Any) -> None:
+    @around
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) * 2
+
+    class Net(nn.Module):
+        def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+            return scaled(inputs[0] + 1)
+
+    fast = decorate(Net().eval(), cache=False)
+    torch.testing.assert_close(fast(X), torch.relu(X + 1) * 2)
+    assert (fast.cache_info().eager, fast.cache_info().builds) == (0, 1)
+
+
 def test_library_caches_are_not_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     def counted(*inputs: torch.Tensor) -> torch.Tensor:
         COUNTS["calls"] += 1

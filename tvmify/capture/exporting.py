@@ -34,6 +34,7 @@ from tvmify.capture.varying import STATIC, Varying, dynamic_shapes
 from tvmify.errors import (
     CaptureError,
     DependsOnValues,
+    NeedsPython,
     NotCompiled,
     UnsupportedOperator,
     described,
@@ -172,12 +173,11 @@ def _export(
             if fault := environment_fault(error, "torch.export"):
                 raise fault from error
             line = described(error).partition(". ")[0]
-            is_result = "in output, which is not a known type" in line
+            reason = f"torch.export failed: {line} ({_user_line(error)})"
+            if "in output, which is not a known type" in line:
+                raise NeedsPython(reason, _KNOWN_RESULTS) from error
             raise CaptureError(
-                f"torch.export failed: {line} ({_user_line(error)})",
-                _KNOWN_RESULTS
-                if is_result
-                else "Run the module in eager PyTorch to see whether it fails there as well.",
+                reason, "Run the module in eager PyTorch to see whether it fails there as well."
             ) from error
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.errors import CaptureError
+from tvmify.errors import CaptureError, NeedsPython
 
 #: Operators whose results depend on grad mode, inference mode, or which tensors require gradients.
 ASKING = frozenset(
@@ -46,20 +46,23 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
 
     Raises
     ------
-    CaptureError
+    NeedsPython
         It asks; the message names what for.
+    CaptureError
+        It asks for what only this call is about.
     """
     names = names_in(callable_)
-    found = names & _UNANSWERABLE
+    if found := names & _UNANSWERABLE:
+        raise NeedsPython(*_asks_for(found))
     if "is_inference" in names:
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
-            found = {"is_inference"}
-    if found:
-        raise CaptureError(
-            f"forward asks for {min(found)}, which may differ from call to call",
-            "Pass the answer as an argument.",
-        )
+            raise CaptureError(*_asks_for({"is_inference"}))
+
+
+def _asks_for(names: Collection[str]) -> tuple[str, str]:
+    reason = f"forward asks for {min(names)}, which may differ from call to call"
+    return reason, "Pass the answer as an argument."
 
 
 def asks_for_layout(callable_: Any, fingerprint: str) -> bool:

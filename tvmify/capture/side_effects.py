@@ -220,7 +220,9 @@ def _place_of(name: str, value: Any) -> _Place | None:
     if type(value) in _CONTAINERS:
         return _container(name, value)
     attributes = getattr(value, "__dict__", None)
-    is_object = type(attributes) is dict and not isinstance(value, _NO_OBJECTS)
+    # Torch's own objects keep the state of one call, such as that of `@torch.autocast("cpu")`.
+    is_torchs = _package(type(value).__module__) == "torch"
+    is_object = type(attributes) is dict and not (is_torchs or isinstance(value, _NO_OBJECTS))
     return _container(name, attributes) if is_object else None
 
 

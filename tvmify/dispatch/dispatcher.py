@@ -40,7 +40,8 @@ from tvmify.dispatch.generalizing import Generalizing
 from tvmify.dispatch.miss import Shared
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.numbers import Numbers
-from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned
+from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned, example
+from tvmify.dispatch.outcomes import instead_of_signature
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
@@ -128,7 +129,10 @@ class Dispatcher:
         if signature is None:
             leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
-                return leaves, self._memory.of_undescribed(args, kwargs)
+                refused = self._memory.of_undescribed(args, kwargs)
+                if refused.reason is None or not refused.reason.parts_may_compile:
+                    return leaves, refused
+                signature = instead_of_signature(refused.reason)
         elif self._numbers.arguments:
             signature = self._numbers.find(signature, leaves, args, kwargs)
         found = self._hit(signature, kwargs) or self._missed(signature, args, kwargs)
@@ -311,7 +315,7 @@ class Dispatcher:
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return example arguments for each signature that runs compiled, by first call."""
         outcomes = self._memory.values()
-        return [found.example() for found in outcomes if not isinstance(found, Eager)]
+        return [example(found.specs) for found in outcomes if found.specs is not None]
 
     def refresh(self) -> None:
         """Make the next call inspect the whole module again, and retry failed compilations."""

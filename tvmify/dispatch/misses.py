@@ -9,13 +9,23 @@ from tvmify.dispatch import recording
 from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.generalizing import Generalizing, Kept
 from tvmify.dispatch.miss import Miss, Shared
-from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome
+from tvmify.dispatch.outcome import (
+    UNDESCRIBED,
+    Choice,
+    Compiled,
+    Eager,
+    Facts,
+    Outcome,
+    Partitioned,
+)
 from tvmify.dispatch.outcomes import Place
 from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.reasons import without_frames
+from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
-from tvmify.runtime import LatestCall
+from tvmify.runtime import LatestCall, check_modes
 from tvmify.signature import Args, Kwargs
 from tvmify.system import variables
 
@@ -103,12 +113,30 @@ class Misses:
         try:
             request = Request.of(args, kwargs, self._subject.options, unusual=signature)
         except NotCompiled as reason:
-            return Kept(signature, Eager(Facts(), reason))
+            return Kept(signature, self._without_signature(reason, args, kwargs))
         declared = declared_sizes(self._subject, args, kwargs, declared)
         request = dataclasses.replace(request, declared=declared)
         number = self._shared.module.current.number
         known = lambda general: self._memory.known((number, general))  # noqa: E731
         return self._general.served(request, known) or request
+
+    def _without_signature(
+        self, reason: NotCompiled, args: Args, kwargs: Kwargs
+    ) -> Partitioned | Eager:
+        """Return the outcome of a call whose arguments have no signature."""
+        shared, module = self._shared, self._shared.module
+        facts = Facts(UNDESCRIBED)
+        try:
+            assert module.watched is not None
+            differentiable = check_modes(module.watched, args, kwargs)
+            parts = parts_instead(shared.subject, module.current, reason, shared.make_part)
+            if parts is None:
+                return Eager(facts, reason)
+            eager = shared.subject.call(args, kwargs)
+            check_parts(parts, eager, args, kwargs, differentiable=differentiable)
+            return Partitioned(facts, parts, module.bind_parts(parts), specs=None)
+        except NotCompiled as other:
+            return Eager(facts, without_frames(other))
 
     def _keep(self, place: Place, kept: Kept) -> None:
         number = self._shared.module.current.number  # it changed, if constants were written

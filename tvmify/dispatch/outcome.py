@@ -32,6 +32,8 @@ from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only
 
 #: Longer messages are cut: TVM prints whole programs.
 _LONGEST = 300
+#: The title of calls whose arguments, or whose modes, have no signature.
+UNDESCRIBED = "arguments without a signature"
 
 
 class Run(Protocol):
@@ -103,6 +105,8 @@ class Eager:
     facts: Facts
     why: NotCompiled | Choice
 
+    specs: ClassVar[None] = None
+
     @property
     def reason(self) -> NotCompiled | None:
         """Why the call does not compile; None for a choice."""
@@ -116,7 +120,7 @@ class Eager:
     @classmethod
     def of_undescribed(cls, args: Args, kwargs: Kwargs) -> Eager:
         """Return the outcome of a call whose arguments, or whose modes, have no signature."""
-        return cls.because(_why_undescribed(args, kwargs), "arguments without a signature")
+        return cls.because(_why_undescribed(args, kwargs), UNDESCRIBED)
 
     @classmethod
     def during_graph_capture(cls) -> Eager | None:
@@ -225,10 +229,6 @@ class Compiled:
         outputs = self.executor.artifact.outputs
         return attach(result, eager, inputs, [*self.bound.tensors.values()], outputs, self.followed)
 
-    def example(self) -> tuple[Args, Kwargs]:
-        """Return arguments of a call of this signature, with tensors of zeros."""
-        return _example(self.specs)
-
 
 @dataclass(eq=False)
 class Partitioned:
@@ -238,14 +238,16 @@ class Partitioned:
     ----------
     parts
         Runs calls.
-    facts, bound, specs, differentiable
+    facts, bound, differentiable
         As for `Compiled`.
+    specs
+        As for `Compiled`; None if the arguments have no signature.
     """
 
     facts: Facts
     parts: Parts
     bound: Bound
-    specs: tuple[Args, Kwargs]
+    specs: tuple[Args, Kwargs] | None
     differentiable: bool = False
 
     reason: ClassVar[None] = None
@@ -259,15 +261,12 @@ class Partitioned:
         inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         return attach(result, eager, inputs, [*self.bound.tensors.values()], None)
 
-    def example(self) -> tuple[Args, Kwargs]:
-        """Return arguments of a call of this signature, with tensors of zeros."""
-        return _example(self.specs)
-
 
 Outcome: TypeAlias = Compiled | Partitioned | Eager
 
 
-def _example(specs: tuple[Args, Kwargs]) -> tuple[Args, Kwargs]:
+def example(specs: tuple[Args, Kwargs]) -> tuple[Args, Kwargs]:
+    """Return arguments of a call, with tensors of zeros."""
     return map_only(TensorSpec, TensorSpec.example, specs)
 
 

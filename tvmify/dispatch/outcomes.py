@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any, TypeAlias, cast
 
+import torch
+
 from tvmify.cache import MemoryCache
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.on_miss import Missing, is_over
 from tvmify.dispatch.outcome import Eager, Outcome
 from tvmify.errors import NotCompiled, TracedElsewhere, UnsupportedInput
 from tvmify.options import CompileOptions
+from tvmify.runtime import autocast_text
 
 #: The most reasons of calls without a signature that are kept.
 _MOST_REASONS = 16
@@ -79,7 +82,7 @@ class Outcomes(MemoryCache[Outcome]):
     def of_undescribed(self, args: Any, kwargs: Any) -> Eager:
         """Return the outcome of a call whose arguments, or whose modes, have no signature."""
         outcome = Eager.of_undescribed(args, kwargs)
-        if outcome.reason is None:
+        if outcome.reason is None or outcome.reason.parts_may_compile:
             return outcome
         cause = _cause(outcome.reason)
         known = self.undescribed.load(cause)
@@ -97,6 +100,11 @@ class Outcomes(MemoryCache[Outcome]):
     def everything(self) -> list[Outcome]:
         """Return the outcomes, then disk misses, then outcomes of calls without a signature."""
         return [*self.values(), *self._missing.values(), *self.undescribed.values()]
+
+
+def instead_of_signature(reason: NotCompiled) -> Hashable:
+    """Return by what to look up calls by parts that have no signature for a reason."""
+    return _cause(reason), torch.is_grad_enabled(), autocast_text()
 
 
 def _cause(reason: NotCompiled) -> Hashable:

@@ -31,9 +31,11 @@ from tvmify.errors import (
     DependsOnValues,
     GradientsNeeded,
     HasEffects,
+    NeedsPython,
     NotCompiled,
     TracedElsewhere,
     UnsupportedInput,
+    UnsupportedObject,
     described,
 )
 from tvmify.options import CompileOptions
@@ -217,6 +219,10 @@ def parts_instead(
         return None
     if autocast_text():
         return None  # TorchScript has its own casting rules
+    if isinstance(reason, UnsupportedObject):  # other calls of the module may be one program
+        if state.children is None:
+            state.children = _children(subject, reason, make_part)
+        return state.children
     if state.parts is None:
         state.parts = _parts(subject, reason, make_part)
     return state.parts
@@ -253,16 +259,24 @@ def check_parts(
 
 
 def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts | None:
+    if isinstance(reason, NeedsPython):
+        return _children(subject, reason, make_part)
     try:
         return Driven(subject, reason, make_part)
     except TracedElsewhere:
         raise
     except NotCompiled:
         pass  # the first reason says more
-    # with `strict`, nothing may run in Python silently
-    if isinstance(reason, (DependsOnValues, HasEffects)) and not subject.options.strict:
-        with contextlib.suppress(NotCompiled):
-            return Children(subject, reason, make_part)
+    if isinstance(reason, (DependsOnValues, HasEffects)):
+        return _children(subject, reason, make_part)
+    return None
+
+
+def _children(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Children | None:
+    if subject.options.strict:
+        return None  # nothing may run in Python silently
+    with contextlib.suppress(CaptureError):
+        return Children(subject, reason, make_part)
     return None
 
 

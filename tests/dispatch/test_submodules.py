@@ -1,0 +1,128 @@
+"""Calls whose forward only Python can run: the modules that it calls are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from tvmify import NotCompiled, TvmifyWarning, explain, save
+from tvmify import tvmify as decorate
+from tvmify.errors import SaveError
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    mask: Tensor | None = None
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, batch: Any) -> Any:
+        x, mask = (batch.x, batch.mask) if isinstance(batch, Batch) else (batch, None)
+        h = self.body(x)
+        return self.head(h if mask is None else h * mask)
+
+
+class ReturnsObjects(Net):
+    def forward(self, batch: Any) -> Any:
+        @dataclass
+        class Result:  # of a class that only this call knows
+            logits: Tensor
+
+        return Result(super().forward(batch))
+
+
+class AsksForVersion(Net):
+    def forward(self, batch: Any) -> Any:
+        return super().forward(batch) + batch._version
+
+
+def batches(rows: int, *, masked: bool = False) -> Batch:
+    return Batch(torch.randn(rows, 4), torch.rand(rows, 1) if masked else None)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def test_calls_with_objects_compile_submodules(recwarn: pytest.WarningsRecorder) -> None:
+    fast = decorate(Net().eval(), cache=False, dynamic=False)
+    plain = Net().eval()
+    plain.load_state_dict(fast.state_dict())
+    with torch.no_grad():
+        for batch in (batches(3), batches(3, masked=True), batches(3)):
+            assert_close(fast(batch), plain(batch))
+        assert (fast.cache_info().builds, fast.cache_info().eager) == (2, 0)
+        text = str(explain(fast))
+        assert "the modules that it calls are compiled separately" in text
+        assert "argument [0] is a" in text and "runs in eager" not in text
+        # A call with a tensor is still one program.
+        x = torch.randn(3, 4)
+        assert_close(fast(x), plain(x))
+        assert fast.cache_info().builds == 3
+        # Weights and submodules may change.
+        for net in (fast, plain):
+            net.head.weight.mul_(2)  # type: ignore[operator]
+        assert_close(fast(batch), plain(batch))
+        fast.head = plain.head = nn.Linear(8, 3).eval()
+        assert_close(fast(batch), plain(batch))
+    assert not [str(w.message) for w in recwarn if issubclass(w.category, TvmifyWarning)]
+
+
+def test_calls_with_objects_have_eager_gradients() -> None:
+    fast = decorate(Net().eval(), cache=False)
+    batch = batches(3)
+    with pytest.warns(TvmifyWarning, match="weights require gradients"):
+        fast(batch).sum().backward()
+    ours = [parameter.grad for parameter in fast.parameters()]
+    fast.zero_grad(set_to_none=True)
+    Net.forward(fast, batch).sum().backward()
+    for grad, parameter in zip(ours, fast.parameters(), strict=True):
+        assert_close(grad, parameter.grad)
+    with pytest.warns(TvmifyWarning, match="training mode"):
+        fast.train()(batch)
+
+
+def test_calls_with_objects_raise_as_in_eager() -> None:
+    fast = decorate(Net().eval(), cache=False)
+    bad = Batch(torch.randn(3, 5))
+    with torch.no_grad(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fast(bad)
+
+
+def test_objects_are_refused_where_python_must_not_run(tmp_path: Any) -> None:
+    with torch.no_grad():
+        with pytest.raises(NotCompiled, match=r"argument \[0\] is a .*Batch"):
+            decorate(Net().eval(), cache=False, strict=True)(batches(3))
+        fast = decorate(Net().eval(), cache=False)
+        fast(batches(3))
+        with pytest.raises(SaveError):
+            save(fast, tmp_path / "net.pt")
+
+
+@pytest.mark.parametrize(
+    ("cls", "result"),
+    [(ReturnsObjects, lambda result: result.logits), (AsksForVersion, lambda result: result)],
+)
+def test_forward_runs_in_python_if_it_must(cls: type[Net], result: Callable[[Any], Tensor]) -> None:
+    fast = decorate(cls().eval(), cache=False, dynamic=False)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(3, 4).add_(1)
+            assert_close(result(fast(x)), result(cls.forward(fast, x)))
+    assert fast.cache_info().builds == 2
+    assert "compiled separately" in str(explain(fast))
+    with torch.no_grad(), pytest.raises(NotCompiled):
+        decorate(cls().eval(), cache=False, strict=True)(x)
