@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.allowance import allowance
+
+# The same examples in each run, and no limits of time: other processes may take the cores.
+settings.register_profile(
+    "tests",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -71,7 +71,7 @@ def test_every_operation_accepts_its_draws() -> None:
     values = [Value(tensor, exact=True) for tensor in tensors]
     taken = set()
 
-    @settings(max_examples=20, derandomize=True, database=None, deadline=None)
+    @settings(max_examples=20)
     @given(st.data())
     def draw_each(data: st.DataObject) -> None:
         for name, operation in OPERATIONS.items():
