@@ -6,7 +6,7 @@ import functools
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -644,3 +644,35 @@ def test_untied_weights_are_distinguished() -> None:
     check(fast, plain, X)
     plain.two.weight.data = weight(4, 4).data * 3
     check(fast, plain, X)
+
+
+def _refuse(self: object, *args: object) -> NoReturn:
+    raise NotImplementedError
+
+
+def _refusing(base: type, *methods: str) -> Any:
+    return type(f"Refusing{base.__name__}", (base,), dict.fromkeys(methods, _refuse))
+
+
+UNUSUAL = {
+    "tuple": _refusing(tuple, "__len__", "__iter__", "__eq__", "__hash__")((1, 2)),
+    "list": _refusing(list, "__len__", "__iter__", "__bool__", "__eq__")([1, 2]),
+    "dict": _refusing(dict, "__len__", "__iter__", "values", "items", "keys")(a=1),
+    "set": _refusing(set, "__len__", "__iter__", "__contains__")([1]),
+    "str": _refusing(str, "__len__", "__hash__")("a"),
+    "float": _refusing(float, "__eq__", "__float__")(3.0),
+    "object": _refusing(object, "__len__", "__eq__", "__hash__", "__iter__", "__bool__")(),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_attributes_need_no_usual_methods(name: str) -> None:
+    """The tuples of e3nn refuse to tell their length."""
+    model = nn.Linear(4, 3).eval()
+    model.unusual = UNUSUAL[name]
+    fast = decorate(model, compare=False, strict=True)
+    with torch.inference_mode():
+        for rows in (2, 2, 3):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(fast(x), model(x))
+    assert fast.cache_info().eager == 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tvmify.capture.values import protect
-from tvmify.torch_compat.parts import FLAT_WEIGHTS, FLAT_WEIGHTS_NAMES, key_part, parts
+from tvmify.torch_compat.parts import FLAT_WEIGHTS, FLAT_WEIGHTS_NAMES, elements, key_part, parts
 
 
 class ModulePath(str):
@@ -162,8 +162,8 @@ def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
         yield name, value
     elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
+        for i, item in enumerate(elements(value)):
             yield from _tensors_in(f"{name}.{i}", item)
     elif isinstance(value, dict):
-        for key, item in value.items():
+        for key, item in dict.items(value):
             yield from _tensors_in(f"{name}.{key_part(key)}", item)

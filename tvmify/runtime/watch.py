@@ -355,7 +355,7 @@ def _memory_of(tensor: torch.Tensor) -> Hashable:
 def _comparable(value: Any) -> Hashable:
     # Immutable values compare by value, so that assigning an equal one does not cause a capture;
     # their types tell 1, 1.0 and True apart.
-    if isinstance(value, PLAIN):
+    if isinstance(value, PLAIN) and _is_hashable(value):
         return type(value), value
     if isinstance(value, torch.Tensor):
         # A subclass may override any of these, and a nested tensor has no shape.
@@ -368,3 +368,12 @@ def _comparable(value: Any) -> Hashable:
     if type(value) is tuple:
         return tuple(_comparable(item) for item in value)
     return ByIdentity(value)
+
+
+def _is_hashable(value: Any) -> bool:
+    """Whether it has a hash, which a subclass of a plain type may refuse to have."""
+    try:
+        hash(value)
+    except Exception:
+        return False
+    return True

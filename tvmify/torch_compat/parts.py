@@ -93,6 +93,17 @@ def key_part(key: object) -> str:
     return f"[{quoted}]" if isinstance(key, str) else f"[%{quoted}]"
 
 
+def elements(holder: Any) -> list[Any]:
+    """Return the elements of a list, tuple, deque or set, or the values of a dict.
+
+    What a subclass overrides is not called: the tuples of e3nn refuse to tell their length.
+    """
+    if isinstance(holder, dict):
+        return list(dict.values(holder))
+    kind: Any = next(kind for kind in (*_SEQUENCES, *_SETS) if isinstance(holder, kind))
+    return list(kind.__iter__(holder))
+
+
 def _held(part: Part) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield the modules that plain attributes of a module lead to, with their paths."""
     if isinstance(part.module, torch.jit.ScriptModule):
@@ -117,10 +128,10 @@ def _modules_in(
         for name in ("func", "args", "keywords"):
             yield from _modules_in(f"{path}.{name}", getattr(value, name), is_named, seen)
     else:
-        holder: Any = value
-        items = list(holder.values() if isinstance(holder, dict) else holder)
+        items = elements(value)
         if any(issubclass(kind, _HOLDERS) for kind in set(map(type, items))):
-            names = map(key_part, value) if isinstance(value, dict) else range(len(items))
+            is_dict = isinstance(value, dict)
+            names = map(key_part, dict.__iter__(value)) if is_dict else range(len(items))
             named = is_named and not isinstance(value, _SETS)
             for name, item in zip(names, items, strict=True):
                 yield from _modules_in(f"{path}.{name}", item, named, seen)
