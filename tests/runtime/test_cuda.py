@@ -62,7 +62,7 @@ def saved_module(x: torch.Tensor, *programs_: Any) -> Any:
     arguments, _ = torch.ops.tvmify.describe((x,))
     saved = torch.classes.tvmify.SavedModule(torch.ops.tvmify.describe(())[0], [])
     for program in programs_:
-        saved.add(arguments, [0], [], [], [0], 0, program, "")
+        saved.add(arguments, [0], [], [], [0], 0, program, "", False)
     return saved
 
 
@@ -88,7 +88,7 @@ def test_tensors_on_several_devices_run_in_pytorch():
     pair = (x, x.to("meta"))
     arguments, _ = torch.ops.tvmify.describe(pair)
     saved = torch.classes.tvmify.SavedModule(torch.ops.tvmify.describe(())[0], [])
-    saved.add(arguments, [0], [], [], [0], 0, compiled(), "")
+    saved.add(arguments, [0], [], [], [0], 0, compiled(), "", False)
     with pytest.warns(UserWarning, match="on several devices"):
         assert saved.run(pair, ()) is None
 

@@ -137,7 +137,7 @@ def test_forged_shapes_are_refused(text: str) -> None:
     module = module_of((4, doubled(rows(2, 512, 48))))
     code = torch.classes.tvmify.CompiledModule("", torch.zeros(1, dtype=torch.uint8), [])
     with pytest.raises(ValueError):
-        module._tvmify.add("(float32[_, _])", [0], [], [], [0], 0, code, text)
+        module._tvmify.add("(float32[_, _])", [0], [], [], [0], 0, code, text, False)
 
 
 def test_views_have_the_sizes_of_the_call() -> None:

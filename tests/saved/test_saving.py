@@ -168,6 +168,25 @@ def test_results_with_numbers(tmp_path: Path) -> None:
     assert infinity == float("inf") and others == (True, "x'y")
 
 
+def test_draws_for_elements_in_another_order_are_those_of_eager(tmp_path: Path) -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    strict = saved(noisy, tmp_path, [(4, 4)])
+    loaded = tvmify.load(tmp_path / "model.pt")
+    torch.jit.save(loaded, tmp_path / "again.pt")
+    again = torch.jit.load(tmp_path / "again.pt")
+    x = torch.randn(4, 4)
+    with pytest.raises(RuntimeError, match="not contiguous"):
+        strict(x.t())
+    with pytest.warns(UserWarning, match="not contiguous"):
+        for module, argument in ((strict, x), (loaded, x), (loaded, x.t()), (again, x.t())):
+            torch.manual_seed(5)
+            expected = noisy(argument)
+            torch.manual_seed(5)
+            torch.testing.assert_close(module(argument), expected)
+
+
 def test_a_function(tmp_path: Path) -> None:
     def gaussian(x: torch.Tensor, sigma: float = 1.0) -> torch.Tensor:
         return torch.exp(-(x * x) / (2 * sigma * sigma))

@@ -94,6 +94,13 @@ class Artifact:
         # operators without a converter, products that a library computes.
         return CALL_OF_TORCH.encode() in self.library
 
+    @property
+    def strides_matter(self) -> bool:
+        """Whether it serves contiguous arguments only: PyTorch draws in the order of memory, so
+        that strides decide which element gets which number.
+        """
+        return self.needs_contiguous or bool(self.draws)
+
     def written_names(self) -> str:
         """Return what a call writes to, for messages; empty if it only computes."""
         targets = (write.target for write in self.writes)

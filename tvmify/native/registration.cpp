@@ -59,14 +59,14 @@ TORCH_LIBRARY(tvmify, library) {
 
   library.class_<SavedModule>("SavedModule")
       .def(torch::init<std::string, Texts>())
-      .def(
-          "add",
-          [](const Saved& self, std::string arguments, Indices inputs, Indices weights,
-             Texts packings, Indices outputs, int64_t form, Compiled compiled, std::string shapes) {
-            self->add({std::move(arguments), std::move(inputs), std::move(weights),
-                       std::move(packings), std::move(outputs), form, std::move(compiled),
-                       std::move(shapes)});
-          })
+      .def("add",
+           [](const Saved& self, std::string arguments, Indices inputs, Indices weights,
+              Texts packings, Indices outputs, int64_t form, Compiled compiled, std::string shapes,
+              bool contiguous) {
+             self->add({std::move(arguments), std::move(inputs), std::move(weights),
+                        std::move(packings), std::move(outputs), form, std::move(compiled),
+                        std::move(shapes), contiguous});
+           })
       .def("run", [](const Saved& self, const c10::IValue& arguments,
                      const c10::IValue& state) { return self->run(arguments, state); })
       .def("set_strict", [](const Saved& self, bool strict) { self->set_strict(strict); })

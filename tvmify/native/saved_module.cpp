@@ -167,14 +167,16 @@ SavedModule::SavedModule(const State& state) {
   const auto arguments = part(texts, "arguments", count);
   const auto inputs = part(numbers, "inputs", count), weights = part(numbers, "weights", count);
   const auto outputs = part(numbers, "outputs", count), forms = part(numbers, "forms", count);
-  // Files without programs for many shapes lack the part.
+  // Files without programs for many shapes, or for contiguous tensors only, lack the part.
   std::vector<std::string> shapes(count);
   if (texts.contains("shapes")) shapes = part(texts, "shapes", count);
+  std::vector<std::vector<int64_t>> contiguous(count);
+  if (numbers.contains("contiguous")) contiguous = part(numbers, "contiguous", count);
   for (size_t i = 0; i < count; ++i) {
     TORCH_CHECK(forms[i].size() == 1, "a saved module is damaged: program ", i, " has ",
                 forms[i].size(), " forms");
     add({arguments[i], inputs[i], weights[i], part(texts, "packings " + std::to_string(i)),
-         outputs[i], forms[i][0], compiled[i], shapes[i]});
+         outputs[i], forms[i][0], compiled[i], shapes[i], !contiguous[i].empty()});
   }
 }
 
@@ -184,7 +186,7 @@ SavedModule::State SavedModule::state() const {
   c10::Dict<std::string, std::vector<std::vector<int64_t>>> numbers;
   std::vector<c10::intrusive_ptr<CompiledModule>> compiled;
   std::vector<std::string> arguments, shapes;
-  std::vector<std::vector<int64_t>> inputs, weights, outputs, forms;
+  std::vector<std::vector<int64_t>> inputs, weights, outputs, forms, contiguous;
   for (const Program& program : programs_) {
     texts.insert("packings " + std::to_string(arguments.size()), program.packings);
     arguments.push_back(program.arguments);
@@ -193,6 +195,7 @@ SavedModule::State SavedModule::state() const {
     weights.push_back(program.weights);
     outputs.push_back(program.outputs);
     forms.push_back({program.form});
+    contiguous.push_back(program.contiguous ? std::vector<int64_t>{1} : std::vector<int64_t>());
     compiled.push_back(program.compiled);
   }
   texts.insert("state", std::vector<std::string>{state_});
@@ -201,6 +204,10 @@ SavedModule::State SavedModule::state() const {
   texts.insert("arguments", arguments);
   // Versions without support for shapes read files without this part only.
   if (any_symbolic_) texts.insert("shapes", shapes);
+  const auto marked = [](const std::vector<int64_t>& mark) { return !mark.empty(); };
+  if (std::any_of(contiguous.begin(), contiguous.end(), marked)) {
+    numbers.insert("contiguous", contiguous);
+  }
   numbers.insert("inputs", inputs);
   numbers.insert("weights", weights);
   numbers.insert("outputs", outputs);
@@ -220,8 +227,13 @@ const SavedModule::Program* SavedModule::find(const Call& call, c10::Device devi
                                               std::string& reason) const {
   reason = refusal_.empty() ? "it holds no code for these arguments" : refusal_;
   std::string refusals;
+  const bool contiguous = std::all_of(call.tensors.begin(), call.tensors.end(),
+                                      [](const at::Tensor& t) { return t.is_contiguous(); });
   const auto usable = [&](const Program& program) {
-    const std::string refusal = program.compiled->refusal_on(device);
+    const std::string refusal = program.contiguous && !contiguous
+                                    ? "an argument is not contiguous, and strides decide which "
+                                      "numbers are drawn or which memory is shared"
+                                    : program.compiled->refusal_on(device);
     if (!refusal.empty()) refusals += (refusals.empty() ? "" : "; ") + refusal;
     return refusal.empty();
   };

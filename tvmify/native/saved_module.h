@@ -35,6 +35,7 @@ class __attribute__((visibility("default"))) SavedModule : public torch::CustomC
     int64_t form;                       // number of the result's structure
     c10::intrusive_ptr<CompiledModule> compiled;
     std::string shapes;  // JSON of the shapes that it serves; empty if it serves `arguments` alone
+    bool contiguous;     // whether it serves contiguous tensors only
     std::shared_ptr<const Shapes> served = nullptr;  // the same, as `add` reads it
   };
 

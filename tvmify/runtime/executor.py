@@ -156,8 +156,6 @@ class Executor:
             Leave calls with non-contiguous arguments to eager PyTorch.
         """
         artifact = self.artifact
-        # PyTorch draws in the order of memory, so that strides decide which element gets which.
-        strides_matter = contiguous or artifact.needs_contiguous or bool(artifact.draws)
         rebuild = _rebuild(structure_of(artifact.output_structure))
         call: Call | GraphedCall = Call(
             self.compiled,
@@ -165,7 +163,7 @@ class Executor:
             artifact.outputs,
             rebuild,
             artifact.writes,
-            strides_matter,
+            contiguous or artifact.strides_matter,
             artifact.shapes and artifact.shapes.to_text(),
         )
         if graphs is not None and not contiguous and not obstacle(artifact):

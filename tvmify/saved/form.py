@@ -114,7 +114,7 @@ def saved_form(
         number, code = results.index(program.result), compiled_module(artifact)
         places = (program.inputs, program.weights, list(artifact.packed), program.outputs)
         shapes = program.shapes.to_text() if program.shapes else ""
-        native.add(program.served, *places, number, code, shapes)
+        native.add(program.served, *places, number, code, shapes, artifact.strides_matter)
     arguments = ", ".join(form.arguments)
     fallback = f"    return self.{ORIGINAL}({arguments})"
     if form.returns is None:

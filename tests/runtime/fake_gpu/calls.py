@@ -102,7 +102,7 @@ def main() -> None:
     arguments, _ = torch.ops.tvmify.describe((x,))
     for architecture in ("sm_90a", "sm_80"):
         program = compiled(artifact, architecture)
-        saved.add(arguments, [0], [], [], [0, 1, 2, 3], 0, program, "")
+        saved.add(arguments, [0], [], [], [0, 1, 2, 3], 0, program, "", False)
     assert [": not used" in line for line in saved.explain()] == [True, False]
 
     del results, result, given, gpu, module, saved
