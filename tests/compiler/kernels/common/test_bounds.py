@@ -24,5 +24,5 @@ def test_bounds_round_trip(size):
 
 
 def test_invalid_size_is_not_recorded():
-    with pytest.raises(ValueError, match="no sum, product or quotient"):
+    with pytest.raises(ValueError, match="not a sum, product or quotient"):
         written(tirx.Select(B > 1, B, S))
