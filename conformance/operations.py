@@ -80,6 +80,10 @@ def _float(value: Value) -> bool:
     return value.is_float
 
 
+def _without_infinity(value: Value) -> bool:
+    return _float(value) and not bool(value.tensor.isinf().any())
+
+
 def _int(value: Value) -> bool:
     return not value.is_float and not value.is_bool
 
@@ -264,7 +268,7 @@ OPERATIONS: dict[str, Operation] = {
     "exp": _unary(torch.exp, _small, True),
     "tanh": _unary(torch.tanh, _float, True),
     "sigmoid": _unary(torch.sigmoid, _float, True),
-    "gelu": _unary(F.gelu, _float, True),
+    "gelu": _unary(F.gelu, _without_infinity, True),  # NaN by oneDNN
     "silu": _unary(F.silu, _float, True),
     "sin": _unary(torch.sin, _small, True),
     "root": _unary(lambda x: torch.sqrt(1 + x * x), _float, True),
