@@ -131,6 +131,11 @@ def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = Non
     return s_tir.SBlockRealize(values, predicate, inside)
 
 
+def is_if_then_else(node: Expr) -> bool:
+    """Whether it computes one of two values, without reading memory for the other."""
+    return isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else")
+
+
 def uses(expression: Expr, variables: Iterable[tirx.Var]) -> bool:
     """Whether one of some variables occurs in an expression."""
     found = tirx.analysis.undefined_vars(expression, [])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tvm import s_tir, sym, tirx
-from tvm.ir import Call, Expr, TensorLoad
+from tvm.ir import Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
 
@@ -25,6 +25,7 @@ from tvmify.compiler.kernels.common.loops import (
     traffic,
 )
 from tvmify.compiler.kernels.common.rewriting import (
+    is_if_then_else,
     rewrite_body,
     substitute,
     uses,
@@ -193,7 +194,7 @@ def _decided(row: tirx.For, turns: dict[Expr, _Turn], place: int) -> tirx.For:
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, tirx.Select):
             condition, yes, no = node.condition, node.true_value, node.false_value
-        elif _is_if_then_else(node):
+        elif is_if_then_else(node):
             condition, yes, no = node.args
         else:
             return None
@@ -240,16 +241,12 @@ def _comparisons(value: Expr) -> list[Expr]:
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, tirx.Select):
             split(node.condition)
-        elif _is_if_then_else(node):
+        elif is_if_then_else(node):
             split(node.args[0])
         return None
 
     substitute(value, visit)
     return found
-
-
-def _is_if_then_else(node: Expr) -> bool:
-    return isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else")
 
 
 def _turn(condition: Expr, axis: tirx.Var, length: int) -> _Turn:

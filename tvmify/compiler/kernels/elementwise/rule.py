@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, Expr, TensorRegion
+from tvm.ir import Expr, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
@@ -19,7 +19,7 @@ from tvmify.compiler.kernels.common.loops import (
     output_bits,
     parallel_if_worth,
 )
-from tvmify.compiler.kernels.common.rewriting import substitute, uses
+from tvmify.compiler.kernels.common.rewriting import is_if_then_else, substitute, uses
 from tvmify.compiler.kernels.common.transposes import schedule_transposes
 from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.pieces import split_rows
@@ -167,7 +167,7 @@ def _axes_in_conditions(sch: s_tir.Schedule, block: SBlockRV) -> list[bool]:
     conditions: list[Expr] = []
 
     def visit(node: Expr) -> Expr | None:
-        if isinstance(node, Call) and getattr(node.op, "name", "").endswith("if_then_else"):
+        if is_if_then_else(node):
             conditions.append(node.args[0])
         return None
 
