@@ -65,6 +65,9 @@ DTYPE ?= float32
 THREADS ?= 2
 MUTANTS ?= 100000
 JOBS ?= 2
+# Whole files to a process, as the fixtures of a file may take long. A crash ends the run, because
+# pytest-xdist 3.8 hangs after it has replaced a process (its issue 1378).
+PARALLEL = --numprocesses $(JOBS) --dist loadfile --max-worker-restart 0
 # What calls our native code from several threads.
 THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behaviour/test_serving.py \
     dispatch/test_dispatcher.py::test_concurrent_first_calls_build_once \
@@ -88,12 +91,11 @@ QUICK ?=
 demo: install
 	$(BIN)/python examples/01_sentence_search.py
 
-# Whole files to a process, as the fixtures of a file may take long.
 test: install
-	$(BIN)/python -m pytest $(or $(TESTS),--numprocesses $(JOBS) --dist loadfile)
+	$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
 
 smoke: install
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $$(cat tests/smoke.txt)
+	$(BIN)/python -m pytest $(PARALLEL) $$(cat tests/smoke.txt)
 
 # ROWS="torch-2.11 python-3.13" names some. Each makes an environment and a native part of its own.
 matrix:
