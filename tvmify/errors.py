@@ -207,7 +207,7 @@ class NothingToCompute(BuildError):
 class EagerRaises(NotCompiled):
     """Eager PyTorch raises an error for a call that compiled code computes.
 
-    An example is a standard deviation of integers: what torch.export records of it computes one.
+    An example is a standard deviation of integers: torch.export records operators that compute one.
 
     Parameters
     ----------
@@ -231,7 +231,9 @@ class CacheMiss(NotCompiled):
 
 
 class TracedElsewhere(NotCompiled):
-    """Another thread is tracing with torch, which ours would disturb; later calls may compile."""
+    """Another thread is tracing with torch, and a capture would disturb it; a later call may
+    compile.
+    """
 
 
 class UnsupportedOperator(NotCompiled):

@@ -183,9 +183,9 @@ def _export(
 
 @contextlib.contextmanager
 def uncached_parametrizations() -> Iterator[None]:
-    """Keep weights apart that a user caches by ``parametrize.cached()`` meanwhile.
+    """Hide the weights that a user caches by ``parametrize.cached()``.
 
-    They would be constants of the program, and what it computes for them would be theirs.
+    They would become constants of the program, and the cache would get tensors of the recording.
     """
     depth = parametrize._cache_enabled
     parametrize._cache_enabled -= depth

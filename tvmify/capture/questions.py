@@ -49,7 +49,7 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
     NeedsPython
         It asks; the message names what for.
     CaptureError
-        It asks for what only this call is about.
+        It asks about this call only.
     """
     names = names_in(callable_)
     if found := names & _UNANSWERABLE:

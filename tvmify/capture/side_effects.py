@@ -23,7 +23,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from tvmify.capture.questions import Reached, reached
 from tvmify.errors import HasEffects
 
-#: What they log is about themselves, most of it once, and what they change are caches.
+#: Their logs are about themselves, and mostly appear once; what they change are caches.
 _LIBRARIES = frozenset(
     "torch torchvision transformers timm diffusers accelerate peft sentence_transformers "
     "huggingface_hub lightning pytorch_lightning einops einx opt_einsum beartype jaxtyping "

@@ -102,7 +102,7 @@ class Microarchitecture:
         if v1 or "+sve" in features or cpu in _NEOVERSE_MODELS:
             wide = v1 or cpu in _FOUR_UNITS
             return describe(l1_bytes=64 << 10, l2_bytes=1 << 20, units=4 if wide else 2)
-        # Among cores with out-of-order execution, those since Cortex-A76, on which N1 is based.
+        # Cores with out-of-order execution, since Cortex-A76, on which N1 is based.
         recent = "+dotprod" in features
         return describe(l1_bytes=(64 if recent else 32) << 10, l2_bytes=512 << 10)
 

@@ -134,11 +134,11 @@ def hint(size: Any) -> int:
 
 
 def trials() -> list[Callable[[Any], int]]:
-    """Return ways to put numbers for all symbols, in which no two are equal by chance.
+    """Return assignments of numbers to all symbols, in which no two sizes are equal by chance.
 
-    What holds in each of them, of where elements lie, holds for all numbers: sizes are sums and
-    products of symbols, and the numbers are primes, once rising and once falling. The first are the
-    hints. Where there are no symbols, there is one way.
+    A layout of elements that holds for each of them holds for all numbers: sizes are sums and
+    products of symbols, and the numbers are primes, once rising and once falling. The first
+    assignment has the hints. Without symbols, there is only one.
     """
     names = sorted(_known())
     if not names:
@@ -214,7 +214,7 @@ def product(shape: Iterable[Any]) -> Size:
 
 
 def simplified(size: Any) -> Size:
-    """Return a size in the form that TVM gives it."""
+    """Return a size as TVM simplifies it."""
     return int(size) if is_static(size) else _analyzer([size]).simplify(size)
 
 
@@ -242,7 +242,7 @@ def is_one(size: Any) -> bool:
 
 
 def comparable(size: Any) -> int | str:
-    """Return what is equal for equal sizes, and can be hashed."""
+    """Return a hashable value that is equal for equal sizes."""
     return int(size) if is_static(size) else str(size)
 
 

@@ -84,7 +84,7 @@ class GrowingCache(NamedTuple):
         if len(found) != 1:
             return None
         ((keyword, cache),) = found
-        # Before this function adds references to its tensors.
+        # First, since this function is about to add references to its tensors.
         step = Step.of(module, cache, args, kwargs)
         opened = take_apart(cache if step is None else step.cache)
         return None if opened is None else cls(keyword, cache, opened, step)

@@ -215,7 +215,7 @@ def _derived(
     """Return a decorated subclass of the same name, for decorated instances."""
     members: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     if issubclass(base, torch.fx.GraphModule):
-        # Or recompile() would give the class a __call__ that calls itself.
+        # Otherwise recompile() would give the class a __call__ that calls itself.
         members["recompile"] = _recompile
         members["_wrapped_call"] = base._wrapped_call  # type: ignore[attr-defined]
     derived: Any = type(base.__name__, (base,), members)

@@ -140,7 +140,9 @@ def _tokens(args: Sequence[Any], kwargs: Mapping[str, Any], *, has_encoder: bool
 
 
 def _is_plain_step(module: Any, tokens: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether static layers give the same result: for one token, in a model that supports them."""
+    """Whether static layers give the same result: they do for one token, in a model that supports
+    them.
+    """
     # Autograd may need rows that a later step would overwrite.
     if torch.is_grad_enabled() or module in _UNFIT:
         return False

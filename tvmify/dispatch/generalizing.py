@@ -132,7 +132,7 @@ class Generalizing:
                     self._refuse(request, refused)
                     return Kept(general.signature, outcome, kind.alias(request))
                 if is_awaited(outcome.reason) or isinstance(outcome.reason, TracedElsewhere):
-                    # after the build it is known whether it serves all such calls
+                    # only after the build is it known whether it serves all such calls
                     return Kept(request.exact, outcome)
                 last, general = general, kind.narrower(request, general, outcome.reason)
                 if general is None:

@@ -121,7 +121,7 @@ class Miss:
             without_frames(reason)
             if isinstance(reason, UnsupportedOperator) and reason.sets_attributes:
                 self._module.current.changes_itself = True
-            self._stages.end()  # regions count their own
+            self._stages.end()  # the stages of regions are counted separately
             if self._request.general is not None:
                 return Eager(self._facts, reason)
             return self._partitioned(reason)

@@ -101,7 +101,7 @@ class Misses:
             kept = self._general.make(kept, miss)
         self._keep(place, kept)
         stages.end()
-        self._shared.counts.seconds.update(stages.seconds)  # adds them up
+        self._shared.counts.seconds.update(stages.seconds)  # a Counter, which adds
         return kept.outcome
 
     def _without_program(

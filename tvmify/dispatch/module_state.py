@@ -41,11 +41,11 @@ class State:
     scripted: Program | None = None
     #: Runs the module by parts, if it cannot be one program.
     parts: Parts | None = None
-    #: Runs calls by submodules whose arguments have no signature.
+    #: Runs calls whose arguments have no signature, by submodules.
     children: Parts | None = None
     #: Whether calls change attributes, so that the next call may find another state.
     changes_itself: bool = False
-    #: Whether a capture has seen effects that a later one may be without.
+    #: Whether a capture has seen side effects that a later one may not have.
     had_effects: bool = False
 
 

@@ -15,7 +15,7 @@ from tvmify.errors import NotCompiled, TracedElsewhere, UnsupportedInput
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
 
-#: The most reasons of calls without a signature that are kept.
+#: How many reasons of calls without a signature are kept.
 _MOST_REASONS = 16
 #: The number of a module's state, and a signature.
 Place: TypeAlias = tuple[int, Hashable]

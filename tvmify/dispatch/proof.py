@@ -15,7 +15,7 @@ from tvmify.runtime import Executor, PackedWeights
 from tvmify.system.faults import environment_fault
 from tvmify.target import Target
 
-#: Tests whether a program runs; raises a `BuildError` if not.
+#: Checks that a program runs; raises a `BuildError` if it does not.
 Prove = Callable[[Executor], None]
 
 

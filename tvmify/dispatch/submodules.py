@@ -80,7 +80,7 @@ class Children:
         return [part.cache_info() for part in self._parts]
 
     def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
-        """Return how each child runs that was called."""
+        """Return how each child runs, of those that were called."""
         explained = [part.explain(neighbours) for part in self._parts]
         return [child for child in explained if child.info.hits or child.info.misses]
 

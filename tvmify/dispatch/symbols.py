@@ -132,8 +132,8 @@ def from_two(known: Symbols, sizes: TensorSizes) -> Symbols:
 def joined(known: Symbols, seen: Sequence[TensorSizes]) -> Symbols:
     """Return the known symbols, with one name for equal axes that were equal in all calls.
 
-    Those are the tokens of a sequence and their mask. Should they differ later, that call has
-    another program.
+    They are the tokens of a sequence and their mask. If they differ later, that call has another
+    program.
     """
     same: dict[Hashable, str] = {}
     leads: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""Other ways in than the decorator, on what the decorator stands on."""
+"""Entry points other than the decorator, built on the same dispatcher."""

@@ -16,7 +16,7 @@ from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 from tvmify.options import CompileOptions
 from tvmify.system import forks
 
-#: A graph serves as many models of one class at a time, each with its weights.
+#: How many models of one class a graph serves at a time, each with its own weights.
 _MOST_MODELS = 8
 _NO_KEYWORDS: dict[str, Any] = {}
 
@@ -68,7 +68,9 @@ class GraphCalls:
         return self._graph.origin
 
     def dispatchers_for(self, weights: set[int] | None) -> list[Dispatcher]:
-        """Return those of one model, by the identities of its tensors; None for all of them."""
+        """Return the dispatchers of one model, by the identities of its tensors; None for all
+        models.
+        """
         return [
             model.dispatcher
             for ids, model in list(self._models.items())
@@ -92,7 +94,7 @@ class GraphCalls:
         return model
 
     def forget(self, key: tuple[int, ...]) -> None:
-        """Let go of a model whose weights are gone."""
+        """Forget a model whose weights are gone."""
         model = self._models.pop(key, None)
         if model is not None and self._latest is model:
             self._latest = None
@@ -101,8 +103,8 @@ class GraphCalls:
 class _Model:
     """One set of weights that a graph is called with.
 
-    Its module has tensors of its own, which share the memory and the version counters of the
-    weights, so that the memory of a model is freed with it.
+    Its module has separate tensors, which share the memory and version counters of the weights: so
+    the memory of a model can be freed.
     """
 
     def __init__(
@@ -129,11 +131,11 @@ class _Model:
         self.dispatcher = Dispatcher(subject, programs)
 
     def has(self, weights: Sequence[torch.Tensor]) -> bool:
-        """Tell whether these are its weights, with the memory that they had."""
+        """Whether these are its weights, with the same memory as before."""
         return tuple(map(id, weights)) == self._ids and _addresses(weights) == self._addresses
 
     def take(self, weights: Sequence[torch.Tensor]) -> None:
-        """Read weights anew whose ``data`` was replaced."""
+        """Update the weights whose ``data`` was replaced."""
         self._addresses = _addresses(weights)
         for name, weight in zip(self._names, weights, strict=True):
             self.module._buffers[name] = weight.detach()
@@ -142,7 +144,7 @@ class _Model:
 def _addresses(weights: Sequence[torch.Tensor]) -> tuple[int, ...]:
     try:
         return tuple(map(torch.Tensor.data_ptr, weights))
-    except RuntimeError:  # one has no memory: such calls run in eager
+    except RuntimeError:  # a weight without memory: such calls run in eager
         return ()
 
 

@@ -59,12 +59,12 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
             ``"float32"``, ``"float16"`` or ``"bfloat16"``: the dtype of weights and inputs. A model
             of another dtype is copied and converted. Without it, the dtype of the weights.
         ``num_outputs``
-            The number of tensors in the result, to be checked.
+            The expected number of tensors in the result.
         ``tuning_n_trials``
-            0, as by default, for no tuning; any other number times a handful of candidates for each
-            kernel, for some 20 seconds in all (``tune="quick"``).
+            0, the default, for no tuning. Any other number times a few candidates for each kernel,
+            in about 20 seconds (``tune="quick"``).
         ``tuning_log_file``
-            A file to which what was tuned is appended, a line of JSON for each program.
+            A file to which the results of tuning are appended, one line of JSON per program.
         ``export_dir``
             A folder that gets the result as ``model.pt``, in the form of `tvmify.save`.
         ``target``
@@ -142,7 +142,7 @@ def _converted(model: Any, chosen: CompileOption) -> Any:
 
 
 def _check_exported(program: Any, chosen: CompileOption) -> None:
-    """Compare the choices with the dtypes and devices that a program has recorded."""
+    """Compare the choices with the dtypes and devices that a program was recorded with."""
     for name, wanted in (("default_dtype", chosen.default_dtype), ("device", chosen.device)):
         for tensor in program.state_dict.values():
             found = tensor.device if name == "device" else tensor.dtype
@@ -151,7 +151,7 @@ def _check_exported(program: Any, chosen: CompileOption) -> None:
 
 
 def _decoration(model: Any, chosen: CompileOption) -> dict[str, Any]:
-    """Return the options of the decorator: those that the model has, but for what was chosen."""
+    """Return the options for the decorator: those of the model, updated with the chosen ones."""
     options = saved_method(model).options if is_decorated(model) else CompileOptions()
     if is_exported(model) and has_symbols(model):
         options = dataclasses.replace(options, dynamic=True)

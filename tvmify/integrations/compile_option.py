@@ -33,7 +33,7 @@ class InputInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class CompileOption:
-    """The option of `tvmify.compile`, checked; see there."""
+    """The checked option of `tvmify.compile`, where the fields are described."""
 
     input_infos: Sequence[Sequence[InputInfo]] = ()
     default_dtype: torch.dtype | None = None

@@ -44,7 +44,7 @@ def dispatchers_of_compiled(subject: Any) -> list[Dispatcher] | None:
 
 
 def _compilations(functions: Iterable[Callable[..., Any]]) -> set[CompileId]:
-    """Return the numbers of what Dynamo has compiled of functions."""
+    """Return the numbers of Dynamo's compilations of some functions."""
     todo, seen = list(functions), set()
     numbers: set[CompileId] = set()
     while todo:
@@ -56,7 +56,7 @@ def _compilations(functions: Iterable[Callable[..., Any]]) -> set[CompileId]:
         seen.add(code)
         for entry in _debug_get_cache_entry_list(code):
             numbers.add(entry.compile_id)
-            # What follows a graph break is a function of its own.
+            # The code after a graph break is a separate function.
             todo += [
                 function.__globals__[name]
                 for name in entry.code.co_names

@@ -1,7 +1,8 @@
 """Graphs of ``torch.compile`` with control flow: ``torch.cond`` and ``torch.while_loop``.
 
-A program for TVM is straight-line. So such a graph is cut before and after each of these: what is
-between is compiled, and so are branches, conditions and bodies. Python decides which of them run.
+TVM programs have no control flow. So such a graph is cut before and after each of these operators.
+The pieces between are compiled, and so are branches, conditions and bodies; Python decides which of
+them run.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def calls_of(
     *,
     weights_are_state: bool,
 ) -> Callable[..., Any]:
-    """Return what runs the calls of a graph: a program, or several with control flow between.
+    """Return a function that runs the calls of a graph: by one program, or by several with control
+    flow between.
 
     Parameters
     ----------
@@ -45,7 +47,7 @@ def calls_of(
     return GraphCalls(graph, options)
 
 
-#: Returns what runs the calls of a piece.
+#: Returns a function that runs the calls of a piece.
 _Calls = Callable[[fx.GraphModule, Sequence[Any], Origin], Callable[..., Any]]
 
 
@@ -104,8 +106,8 @@ def _compiled(
     Parameters
     ----------
     given
-        Examples of some of its arguments, by name. PyTorch has recorded those of the others; a
-        piece for which it has not stays as it is.
+        Examples of some of its arguments, by name. For the others, the graph has examples; if it
+        lacks one, the piece runs in eager.
     """
     places = piece.graph.find_nodes(op="placeholder")
     inputs = [example_of(node, given.get(str(node.target))) for node in places]
@@ -130,7 +132,7 @@ def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Sequence[Any]) 
 def _while_loop(
     condition: Any, body: Any, carried: Sequence[Any], additional: Sequence[Any] = ()
 ) -> Any:
-    # copies, since results are no arguments even if the body never runs
+    # copies, since results must not be arguments, even if the body never runs
     values = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in carried)
     while condition(*values, *additional):
         values = tuple(body(*values, *additional))

@@ -19,7 +19,7 @@ from torch._guards import CompileContext, CompileId
 
 from tvmify.capture import RecordedGraph
 
-#: Chooses some of the arguments of a call.
+#: Picks some of the arguments of a call.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
@@ -78,7 +78,7 @@ class DynamoGraph:
     pick_weights, pick_inputs
         Choose the weights, and the arguments of ``graph``, among the arguments of a call.
     floats
-        Which of the arguments of ``graph`` are floats, that calls pass as tensors.
+        Which arguments of ``graph`` are floats that calls pass as tensors.
     symbols
         The sizes that vary, as `Subject.symbols` has them.
     results
@@ -159,7 +159,7 @@ class DynamoGraph:
         """Return the graph as a module with these weights."""
         named = dict(zip(self.weights, weights, strict=True))
         module = RecordedGraph({**self.attributes, **named}, self.graph)
-        self.graph.owning_module = None  # else the graph kept the latest weights alive
+        self.graph.owning_module = None  # otherwise the graph would keep the latest weights alive
         return module.eval()  # whatever depends on the mode is written in the graph
 
 
@@ -169,7 +169,7 @@ def example_of(node: fx.Node, given: Any) -> Any:
 
 
 def _is_weight(node: fx.Node, given: Any) -> bool:
-    """Whether an argument is of the model, so that it is mostly the same tensor in each call."""
+    """Whether an argument belongs to the model, and is therefore mostly the same in each call."""
     is_static = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
     return is_static or isinstance(given, torch.nn.Parameter)
 
@@ -181,7 +181,7 @@ def _is_symbol(value: Any) -> bool:
 def _without_numbers(
     graph: fx.Graph, places: list[fx.Node], values: list[Any]
 ) -> tuple[int, ...] | None:
-    """Take out results that are numbers among the arguments; return what results a call has."""
+    """Remove results that are arguments; return where the results of a call come from."""
     output = graph.output_node()
     returned = list(output.args[0])  # type: ignore[call-overload,arg-type]
     numbers = {
@@ -223,7 +223,7 @@ def _sizes_read_from_tensors(
 
 
 def _read_as_float(graph: fx.Graph, node: fx.Node) -> bool:
-    """Let an argument be a float, if it is a tensor only because Dynamo made one of a float."""
+    """Make an argument a float again, if Dynamo turned a float into a tensor."""
     source = node.meta.get("grapharg")
     if source is None or not source.pass_arg_as_tensor:
         return False

@@ -1,8 +1,8 @@
-"""``tvmify.enable``: what PyTorch's TorchScript executor runs, runs compiled.
+"""``tvmify.enable``: runs compiled whatever PyTorch's TorchScript executor runs.
 
-A pass of the executor (``native/python/jit_graphs.cpp``) puts one node in the place of a graph. For
-each such node there is a `GraphCalls`, which decorates the graph as it would a TorchScript module:
-control flow, aliasing, writes and whatever is refused are the dispatcher's business, as ever.
+A pass of the executor (``native/python/jit_graphs.cpp``) puts one node in the place of a graph.
+Each such node has a `GraphCalls`, which decorates the graph like a TorchScript module, so that the
+dispatcher handles control flow, aliasing, writes and refusals as usual.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tvmify.decorate.decorator import tvmify
 from tvmify.options import CompileOptions, Options
 from tvmify.system import forks
 
-#: A graph serves as many modules of one class at a time, each with its weights.
+#: How many modules of one class a graph serves at a time, each with its own weights.
 _MOST_MODULES = 8
 
 
 class _Enabled(NamedTuple):
-    """What `enable` was given; another object for each time."""
+    """The options of one call of `enable`; a new object for each call."""
 
     options: dict[str, Any]
 
@@ -46,12 +46,12 @@ class Enabled:
 
 
 def enable(**options: Unpack[Options]) -> Enabled:
-    """Run compiled what PyTorch's TorchScript executor runs from now on, in all threads.
+    """From now on, run compiled whatever PyTorch's TorchScript executor runs, in all threads.
 
     It takes effect for functions and methods of ``torch.jit.trace``, ``torch.jit.script`` and
     ``torch.jit.load`` that the executor optimizes from now on, which it does at the second call of
     each. That call compiles; later ones compile where shapes are new. What cannot be compiled, and
-    calls that need gradients, run in the JIT as without.
+    calls that need gradients, run in the JIT as before.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class _Made(NamedTuple):
     Attributes
     ----------
     state
-        What the module was like when the weights were taken from it.
+        The state of the module when the weights were read.
     options
         Those that it was decorated with.
     run
@@ -141,7 +141,7 @@ class GraphCalls:
         address
             The same for the same module.
         state
-            Differs if the module has other tensors, or numbers.
+            Changes when a tensor or number of the module does.
         args
             The other arguments.
 

@@ -1,7 +1,7 @@
 """``torch.nn.attention.flex_attention`` in graphs of ``torch.compile``.
 
-Its scores and masks are functions of the user's, which no operator can take. So the graph calls
-what computes it in eager, and AOTAutograd records the operators in there.
+Its scores and masks are functions of the user, which no operator takes. So the graph calls the
+eager implementation, and AOTAutograd records the operators inside.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch._C import DispatchKey
 
 
 def spell_attention(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
-    """Return a graph with functions in place of this operator, and whether there are any."""
+    """Return a graph without this operator, and whether the given graph had any."""
     operator = torch.ops.higher_order.flex_attention
     if not module.graph.find_nodes(op="call_function", target=operator):
         return module, False

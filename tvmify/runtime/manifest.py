@@ -185,7 +185,7 @@ def _check_signature(manifest: bytes, signature: bytes, key: Any) -> None:
     if isinstance(key, (bytes, str)):
         valid = kind == b"hmac-sha256" and hmac.compare_digest(value, _hmac(manifest, key))
     elif hasattr(key, "verify"):
-        # Who has such a key has installed this package.
+        # Anyone with such a key has installed this package.
         from cryptography.exceptions import InvalidSignature
 
         try:

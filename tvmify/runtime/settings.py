@@ -60,7 +60,7 @@ def _value_of(value: Any, collections: list[Any]) -> Hashable:
         return (kind, value) if kind in PLAIN else ByIdentity(value)
     if kind not in (tuple, frozenset):
         collections.append(value)
-    # A list that contains itself has too many.
+    # A list that contains itself exceeds the limit, too.
     if len(value) > _MOST_ITEMS or len(collections) > _MOST_ITEMS:
         raise _NoSettingsError
     # Types tell 1, 1.0 and True apart.

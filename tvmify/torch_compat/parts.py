@@ -16,8 +16,8 @@ _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _HOLDERS = (*_SEQUENCES, *_SETS, dict, types.MethodType, functools.partial, nn.Module)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-#: Lists that torch's recurrent modules make of their parameters, and in each call make again if a
-#: parameter was replaced; the second names the parameters of the first.
+#: Attributes of torch's recurrent modules: a list of their parameters, which each call makes again
+#: if a parameter was replaced, and the names of these.
 FLAT_WEIGHTS, FLAT_WEIGHTS_NAMES = "_flat_weights", "_flat_weights_names"
 _OF_PARAMETERS = (FLAT_WEIGHTS, "_flat_weight_refs")
 
@@ -66,7 +66,7 @@ def _is_same(module: nn.Module, root: nn.Module) -> bool:
 
 
 def follows_parameters(module: nn.Module, name: str) -> bool:
-    """Whether an attribute only repeats parameters, so that it says nothing about a module."""
+    """Whether an attribute only repeats parameters, so that it is not part of a module's state."""
     return name in _OF_PARAMETERS and isinstance(module, nn.RNNBase)
 
 

@@ -89,7 +89,7 @@ class Number:
         return _compute(torch.div, other, self)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what Python itself asks for
+        if name.startswith("__"):  # Python itself asks for these
             raise AttributeError(name)
         self._needed()
 

@@ -13,7 +13,7 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 @compiler_pass
 class HideExtents:
-    """Reinterpret each variable that is the extent of a loop as what it is; LLVM does nothing."""
+    """Reinterpret each extent that is a variable as its own type, for which LLVM emits nothing."""
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
@@ -24,7 +24,7 @@ class HideExtents:
 def _hidden(loop: tirx.For) -> tirx.For:
     if not isinstance(loop.extent, tirx.Var):
         return loop
-    # `tirx.reinterpret` would return what has that type already.
+    # `tirx.reinterpret` would return an expression of that type unchanged.
     extent = tirx.call_intrin(str(loop.extent.ty.dtype), "tirx.reinterpret", loop.extent)
     return tirx.For(
         loop.loop_var,

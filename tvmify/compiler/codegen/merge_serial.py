@@ -158,7 +158,7 @@ def _callee(binding: relax.Binding) -> tvm.ir.GlobalVar | None:
 
 def _is_mergeable(function: tirx.PrimFunc) -> bool:
     """Whether a function starts no threads, and has extents of Relax's type, as FuseTIR requires.
-    It must take no number. Nor may it store twice: merged with others, its result could share
+    It must not take numbers, nor store results twice: merged with others, a result could share
     memory with an operand.
     """
     if STORES_TWICE in function.attrs or _is_slow_to_merge(function):

@@ -14,33 +14,33 @@ from tvmify.compiler.kernels.attention.lower_attention import AttentionLowering
 from tvmify.compiler.kernels.attention.template import Attention, Operand
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
-#: From places before heads to heads before places, and back.
+#: Swaps the axes of positions and heads.
 _SWAP = [0, 2, 1, 3]
 
 
 @compiler_pass
 class CallAttention(AttentionLowering):
-    """As `tvmify.compiler.kernels.attention.lower_attention.LowerAttention`, for a GPU."""
+    """Lower attention as `LowerAttention` does, for a GPU."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
-        #: Masks as what PyTorch would make of them in each layer.
+        #: Masks converted once, as PyTorch would convert them in each layer.
         self.addends: dict[tuple[Expr, str], Expr] = {}
 
     def addend(self, mask: Expr, dtype: str) -> Expr:
-        """Return what a mask adds to scores of another type, which layers share."""
+        """Return a mask in the dtype of the scores, shared by layers."""
         known = self.addends.get((mask, dtype))
         if known is None:
             if str(mask.ty.dtype) == "bool":
                 shown, hidden = (relax.const(value, dtype) for value in (0.0, -math.inf))
                 known = self.builder_.emit(relax.op.where(mask, shown, hidden))
-            else:  # which cuDNN would read as if it was of that type
+            else:  # which cuDNN would read as if it had that dtype
                 known = self.builder_.emit(relax.op.astype(mask, dtype))
             self.addends[mask, dtype] = known
         return known
 
     def computed(self, tensors: list[Expr], about: Attention, mask: Expr | None) -> Expr:
-        """Return a call of ``scaled_dot_product_attention``, or what a fill makes of it."""
+        """Return a call of ``scaled_dot_product_attention``, corrected for a fill."""
         operands = (about.query, about.key, about.value)
         if mask is not None and str(mask.ty.dtype) not in (about.dtype, _kept(about)):
             mask = self.addend(mask, about.dtype)
@@ -59,7 +59,7 @@ class CallAttention(AttentionLowering):
                 return record("permute", record("matmul", weights, value), _SWAP)
             addend = seen
             if seen is not None and str(mask.ty.dtype) == "bool":
-                # cuDNN, given bools, lets queries that see no key see some.
+                # With bools, cuDNN lets queries that see no key attend to some.
                 addend = record("log", record("type_as", seen, query))
             result = record(
                 "scaled_dot_product_attention",
@@ -81,12 +81,12 @@ class CallAttention(AttentionLowering):
 
 
 def _kept(about: Attention) -> str | None:
-    """Return the type of masks that are more than what is added to scores."""
+    """Return the dtype of masks if these are not just added to scores."""
     return "bool" if about.causal or about.fill is not None else None
 
 
 def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
-    """Return a view of an operand's own heads, heads before places."""
+    """Return a view of the operand's heads, heads before positions."""
     if operand.heads_first:
         return x
     if operand.shape[2] != count:
@@ -96,7 +96,9 @@ def _heads(record: Aten, x: Any, operand: Operand, count: int) -> Any:
 
 
 def _filled(record: Aten, about: Attention, query: Any, key: Any, seen: Any) -> Any:
-    """Return the weights as the model spells them: PyTorch's kernels only add to scores."""
+    """Return the attention with its steps as single operators: PyTorch's kernels only add to
+    scores.
+    """
     transposed = record("transpose", key, -2, -1)
     scores = record("mul", record("matmul", query, transposed), about.scale)
     scores = record("masked_fill", scores, record("logical_not", seen), about.fill)

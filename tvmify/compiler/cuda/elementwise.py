@@ -1,8 +1,8 @@
-"""Schedules of what computes each element by itself: 16 bytes of neighbours for each thread.
+"""Schedules of element-wise kernels: 16 bytes of adjacent elements for each thread.
 
-Narrower accesses waste bandwidth. What only moves elements is vectorized whole. Otherwise loads and
-stores are, and a thread computes its elements in order, so that all functions and types may be
-between them: TVM's code generator has no vectors of eight float32.
+Narrower accesses waste bandwidth. Kernels that only move elements are vectorized as a whole. In
+others, only loads and stores are vectors, and a thread computes its elements one by one, which
+allows all functions and dtypes: TVM's code generator has no vectors of eight float32.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _VECTOR_CALLS = frozenset(
 
 
 class Elementwise(ScheduleRule):
-    """Let each thread read and write a few neighbours at once."""
+    """Let each thread read and write a few adjacent elements at once."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule one block without sums whose last axis runs along memory in all it touches."""
+        """Schedule one block without reductions, if its last axis is contiguous in all tensors."""
         del target, tunable
         sch = s_tir.Schedule(func)
         infos = normalize_prim_func(sch)
@@ -77,7 +77,7 @@ class Elementwise(ScheduleRule):
 
 
 def threads_for(vectors: int) -> int | None:
-    """Return how many threads a block has, each with a vector; None if no number fits."""
+    """Return the number of threads of a block, each with one vector; None if none fits."""
     most = _MOST_THREADS
     while most > _FEWEST_THREADS and vectors < most * MULTIPROCESSORS:
         most //= 2
@@ -90,7 +90,7 @@ def threads_for(vectors: int) -> int | None:
 def _shared(
     sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: int, lanes: int
 ) -> tuple[LoopRV, LoopRV]:
-    """Share loops among threads; return the loop of threads, and that of a thread."""
+    """Divide loops among threads; return the loop over threads, and that of each thread."""
     *before, last = loops
     along, vector = sch.split(last, [None, lanes])
     blocks, thread = sch.split(sch.fuse(*before, along), [None, threads])
@@ -100,7 +100,7 @@ def _shared(
 
 
 def _lanes(block: s_tir.SBlock, most: int) -> int | None:
-    """Return how many neighbours a thread has: so that none of its vectors is wider than a load."""
+    """Return how many elements a thread has, such that no vector is wider than a load."""
     extent = int(block.iter_vars[-1].dom.extent)
     accesses = [*block.writes, *(block.reads[index] for index in _vectors_read(block))]
     lanes = min(most, *(vector_lanes(str(access.source.dtype)) for access in accesses))
@@ -129,7 +129,7 @@ def _runs_along_memory(block: s_tir.SBlock) -> bool:
 
 
 def _vectors_read(block: s_tir.SBlock) -> list[int]:
-    """Return which reads are of neighbours, and safe whatever the block's conditions are."""
+    """Return which reads are of adjacent elements, and safe whatever the block's conditions are."""
     analyzer = sym.Analyzer()
     for var in block.iter_vars:
         analyzer.bind(var.var, var.dom)
@@ -172,7 +172,7 @@ def _choices(block: s_tir.SBlock) -> list[Call]:
 
 
 def _chooses_for_rows(block: s_tir.SBlock) -> bool:
-    """Whether all neighbours along the last axis take the same side of each condition."""
+    """Whether each condition is the same for adjacent elements along the last axis."""
     last = block.iter_vars[-1].var
     return not any(uses(choice.args[0], [last]) for choice in _choices(block))
 
@@ -182,7 +182,7 @@ def _name(call: Call) -> str:
 
 
 def _only_moves(block: s_tir.SBlock) -> bool:
-    """Whether a block computes nothing: each element is one of what it reads, or a constant."""
+    """Whether a block computes nothing: each result is an element that it reads, or a constant."""
 
     def is_moved(value: Expr) -> bool:
         if isinstance(value, Call) and _name(value) == _CHOICE:

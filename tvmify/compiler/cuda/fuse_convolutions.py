@@ -1,8 +1,8 @@
-"""How a convolution is computed with what follows it: its bias, a residual and ReLU.
+"""Convolutions with their epilogue: a bias, a residual and ReLU.
 
-Apart, the convolution is one call of cuDNN, and a kernel of TVM's does the rest, which reads and
-writes the result once more. Fused, cuDNN does all of it. A convolution of patches may be a product,
-by cuBLAS with bias and ReLU. Libraries round the bias to the type of the images.
+Unfused, the convolution is one call of cuDNN, and a kernel of TVM does the rest, which reads and
+writes the result once more. Fused, cuDNN computes all of it. A convolution of patches may be a
+product, by cuBLAS with bias and ReLU. Libraries round the bias to the dtype of the images.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Chain:
 
     @property
     def candidates(self) -> list[str]:
-        """The first is taken where nothing was measured."""
+        """The candidates; the first is used if nothing was measured."""
         others = [_APART, _FUSED] if self.has_relu else [_APART]
         if not patches.has_patches(self.convolution):
             return others
@@ -65,12 +65,13 @@ class _Chain:
 
 @compiler_pass
 class FuseConvolutions(PyExprMutator):
-    """Compute each chain as was measured to be the fastest."""
+    """Compute each chain in the way that was measured to be the fastest."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
-        #: By the call that ends each. A convolution is in the longest that it begins.
+        #: By the last call of each chain. A convolution is only in the longest chain that it
+        #: begins.
         self.chains: dict[relax.Call, _Chain] = {}
         taken: set[relax.Call] = set()
         for find in (self.ending_in_relu, self.ending_in_bias, _alone):
@@ -96,7 +97,7 @@ class FuseConvolutions(PyExprMutator):
         return result if op.ty.dtype == x.ty.dtype else relax.op.astype(result, op.ty.dtype)
 
     def flat(self, bias: Expr, dtype: Any) -> Expr:
-        """Return a bias as libraries take it."""
+        """Return a bias in the form that libraries take."""
         bias = self.builder_.emit(relax.op.reshape(bias, [static_shape(bias)[-1]]))
         same = bias.ty.dtype == dtype
         return bias if same else self.builder_.emit(relax.op.astype(bias, dtype))
@@ -151,7 +152,7 @@ class FuseConvolutions(PyExprMutator):
         return None
 
     def uncast(self, value: Expr | None) -> Expr | None:
-        """Return what was cast, if that is all that happened to it."""
+        """Return the operand of a cast, or the value itself."""
         while is_call(_ASTYPE, value):
             value = value_read_once(value.args[0], self.values, self.readers)
         return value

@@ -14,7 +14,7 @@ MULTIPROCESSORS = 132
 RESIDENT_THREADS = 2048
 
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32"})
-#: Dtypes of which TVM has vectors; those of bool do not lie in memory as PyTorch's do.
+#: Dtypes that TVM has vectors of; vectors of bool have another layout in memory than PyTorch's.
 VECTOR_DTYPES = FLOAT_DTYPES | {"int32"}
 
 

@@ -1,8 +1,8 @@
 """The kernels of a program: CUDA C++ → one fatbin → part of the shared library.
 
 Where TVM's CUDA runtime is not loaded, TVM leaves the source in the library, to be compiled where
-it runs. Here it is compiled at once, everywhere alike, and takes the source's place in what TVM
-packs into the library.
+it runs. Here it is always compiled at once, and replaces the source in what TVM packs into the
+library.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from tvm.tirx.build import codegen_build
 from tvmify.compiler.cuda import nvcc
 from tvmify.system import forks
 
-#: The environment is that of all threads.
+#: The environment belongs to the whole process.
 _GENERATING = forks.Lock()
 #: TVM's names of such modules, and of the host's code, which is packed without content.
 _KIND, _HOST = b"cuda", b"_lib"
-#: TVM's names of the forms of their code. The driver is given what is called a cubin, and takes a
-#: fatbin there, too.
+#: TVM's names for forms of code. TVM passes a "cubin" to the driver, which also accepts a fatbin.
 _SOURCE, _BINARY = b"cuda", b"cubin"
 #: TVM leaves it out where only a constant is of a half type.
 _HEADER = "#include <cuda_fp16.h>\n"
@@ -32,7 +31,7 @@ _HEADER = "#include <cuda_fp16.h>\n"
 
 @dataclass(frozen=True)
 class Kernels:
-    """Those of one program, as a module of TVM's that cannot run, as CUDA C++, and compiled."""
+    """The kernels of one program, as a module of TVM that cannot run, as CUDA C++, and compiled."""
 
     module: tvm.runtime.Module
     source: str
@@ -50,7 +49,7 @@ def generate(ir_mod: tvm.IRModule, target: tvm.target.Target) -> Kernels:
 
 @contextmanager
 def _without_runtime() -> Iterator[None]:
-    # With its runtime loaded, TVM would compile right here, by ways of its own.
+    # If its runtime is loaded, TVM would compile the kernels itself.
     name = "TVM_COMPILE_FORCE_FALLBACK"
     before = os.environ.get(name)
     os.environ[name] = "1"

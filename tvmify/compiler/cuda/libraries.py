@@ -27,7 +27,7 @@ from tvmify.compiler.passes.views import static_shape
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
 _ASTYPE, _PERMUTE = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.permute_dims")
-#: Layouts as PyTorch has them, whatever the memory format.
+#: PyTorch's layouts, whatever the memory format.
 _IMAGE, _FILTERS, _TRANSPOSED_FILTERS = "NCHW", "OIHW", "IOHW"
 
 
@@ -38,14 +38,14 @@ class _Calling(PyExprMutator):
         products = filter(None, map(self.linear, self.values.values()))
         #: The call that is visited, with the arguments of the given program.
         self.visited: relax.Call
-        #: Products that additions take along.
+        #: Products that become part of an addition.
         self.taken = [product for product, _ in products]
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         call = super().visit_call_(op)
         name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
         if any(op.same_as(product) for product in self.taken):
-            return call  # its result is not read any more
+            return call  # its result is no longer read
         if (found := self.linear(op)) is not None:
             product, bias = found
             operands = [self.visit_expr(x) for x in (*product.args, bias)]
@@ -59,20 +59,20 @@ class _Calling(PyExprMutator):
         return _CALLS[name](self, call)
 
     def linear(self, value: Expr) -> tuple[relax.Call, Expr] | None:
-        """Return a product and the bias that is added to it, if it is that; cuBLAS has both."""
+        """Return a product and its bias, if a value is their sum; cuBLAS computes both."""
         found = linear(value, self.values, self.readers)
         return found if found is not None and str(value.ty.dtype) in _DTYPES else None
 
     def narrow(self, x: Expr) -> Expr | None:
-        """Return the tensor of a half type that a tensor was made of, if it was."""
+        """Return the half-precision tensor that a tensor was cast from, if it was."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
         if not is_call(_ASTYPE, value) or str(value.ty.dtype) not in ("float32", "float64"):
-            return None  # an integer has lost something
+            return None  # a cast of an integer loses digits
         source = value.args[0]
         return source if str(source.ty.dtype) in _HALF else None
 
     def in_half(self, call: relax.Call) -> list[Expr] | None:
-        """Return the tensors of one half type that all arguments were made of, if they were."""
+        """Return the tensors of one half type that all arguments were cast from, if they were."""
         narrow = [source for source in map(self.narrow, call.args) if source is not None]
         dtypes = {str(source.ty.dtype) for source in narrow}
         is_half = len(narrow) == len(call.args) and len(dtypes) == 1
@@ -92,7 +92,7 @@ class _Calling(PyExprMutator):
             self.set_var_remap(read, cast)
 
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
-        """Return a matrix as it lies in memory, and whether that is the other way around."""
+        """Return a matrix as stored in memory, and whether it is transposed there."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
         if not is_call(_PERMUTE, value):
             return x, False
@@ -152,7 +152,7 @@ def _conv2d(calling: _Calling, call: relax.Call) -> relax.Expr:
 def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
     attributes = call.attrs
     x, weight = call.args
-    # As PyTorch would lay them out for each call; here they are packed.
+    # In the layout that PyTorch would create in each call; here they are packed.
     order = _axes(attributes.kernel_layout, "IHWO")
     weight = calling.builder_.emit(relax.op.permute_dims(weight, order))
     top, left, *_ = (int(size) for size in attributes.padding)
@@ -170,7 +170,7 @@ def _conv2d_transpose(calling: _Calling, call: relax.Call) -> relax.Expr:
 def _convolved(
     record: Aten, x: Any, weight: Any, attributes: Any, padding: list[int], extra: list[int] | None
 ) -> Any:
-    """Add the convolution; with `extra`, the padding of its output, it is a transposed one."""
+    """Add the convolution; a transposed one if `extra`, the padding of its output, is given."""
     result = record(
         "convolution",
         x,
@@ -218,7 +218,7 @@ def _softmax(calling: _Calling, call: relax.Call) -> relax.Expr:
 def _reduction(calling: _Calling, call: relax.Call) -> relax.Expr:
     """Reduce all elements to one by PyTorch, with many blocks; TVM's rules would take a single one.
 
-    They fail where anything follows in the same kernel, since then it has no loops.
+    They fail if anything is fused behind it, since the kernel then has no loops.
     """
     shape, name = static_shape(call), call.op.name.rpartition(".")[2]
     if math.prod(shape) != 1 or math.prod(static_shape(call.args[0])) < 2:
@@ -235,7 +235,7 @@ def _reduction(calling: _Calling, call: relax.Call) -> relax.Expr:
 
 
 def _in_half(calling: _Calling, call: relax.Call, body: Callable[..., Any]) -> relax.Expr:
-    """Let the kernel read and write a half type, and compute in float32, as it would in eager."""
+    """Let the kernel read and write a half type, and compute in float32, as in eager."""
     narrow = calling.in_half(call)
     if narrow is None:
         return aten(call.args, static_shape(call), str(call.ty.dtype), body)
@@ -259,7 +259,7 @@ _CALLS: dict[str, Callable[[_Calling, relax.Call], relax.Expr]] = {
 
 
 def _axes(source: str, target: str) -> list[int]:
-    """Which permutation leads from one layout to another."""
+    """Return the permutation from one layout to another."""
     return [str(source).index(letter) for letter in str(target)]
 
 

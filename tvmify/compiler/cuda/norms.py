@@ -1,6 +1,6 @@
 """Layer norms along the last axis, also of a sum with a residual, as one kernel.
 
-Each row is one block's, and each thread has one vector of it, in registers from the load to the
+Each block computes one row, and each thread has one vector of it, in registers from the load to the
 result.
 """
 
@@ -20,7 +20,7 @@ from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.passes.rewriting import is_call
 from tvmify.compiler.passes.views import static_shape
 
-#: Names of the blocks; the first is only there where a residual is added.
+#: Names of the blocks; the first exists only if a residual is added.
 _SUM, _TOTAL, _SQUARES, _NORMED = "residual_sum", "row_total", "row_squares", "layer_norm"
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
 #: Nothing is fused with such functions.
@@ -30,7 +30,7 @@ _MOST_THREADS = 1024
 
 
 def lanes_of(width: int, dtype: str) -> int | None:
-    """Return how many elements of a row each thread has; None if they cannot be shared so."""
+    """Return how many elements of a row each thread has; None if threads cannot share it."""
     most = vector_lanes(dtype)
     for lanes in (most, most // 2, most // 4):
         if lanes > 1 and width % (lanes * WARP) == 0 and width // lanes <= _MOST_THREADS:
@@ -39,7 +39,7 @@ def lanes_of(width: int, dtype: str) -> int | None:
 
 
 def operands_of(builder: relax.BlockBuilder, total: Expr) -> tuple[Expr, Expr] | None:
-    """Return two tensors of one shape and dtype that were added, and rounded once, if they were."""
+    """Return the two tensors, of one shape and dtype, whose sum rounded once is `total`, if any."""
     dtype, value = total.ty.dtype, builder.lookup_binding(total)
     if is_call(_ASTYPE, value) and isinstance(value.args[0], relax.Var):
         value = builder.lookup_binding(value.args[0])
@@ -58,13 +58,14 @@ def operands_of(builder: relax.BlockBuilder, total: Expr) -> tuple[Expr, Expr] |
 def norm(
     builder: relax.BlockBuilder, x: Expr, scale: Expr, shift: Expr, epsilon: float
 ) -> tuple[Expr, relax.Var] | None:
-    """Compute a layer norm along the last axis by a kernel, which adds what `x` is the sum of.
+    """Compute a layer norm along the last axis by a kernel, which also computes `x` if that is a
+    sum.
 
     Returns
     -------
     tuple[Expr, relax.Var] | None
-        What was `x`, now perhaps of this kernel, and the norm; None if PyTorch's kernel is to
-        compute it.
+        The value of `x`, which the kernel may compute, and the norm; None to leave it to PyTorch's
+        kernel.
     """
     (*rows, width), dtype = static_shape(x), str(x.ty.dtype)
     if not rows or math.prod(rows) == 0:
@@ -129,10 +130,10 @@ def _normed(x: te.Tensor, scale: te.Tensor, shift: te.Tensor, epsilon: float) ->
 
 
 class Norm(ScheduleRule):
-    """Of what `norm` makes."""
+    """Schedules the functions of `norm`."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule it: a block for each row, a thread for each vector of it."""
+        """Schedule a function: a block for each row, a thread for each vector of the row."""
         del target, tunable
         sch = s_tir.Schedule(func)
         added = find(sch, _SUM)
@@ -147,7 +148,7 @@ class Norm(ScheduleRule):
             for index, region in enumerate(sch.get(normed).reads)
             if not any(region.source.same_as(buffer) for buffer in computed)
         ]
-        # The result that all else follows; the sum is still in registers where it is read again.
+        # All blocks are computed at this result, so that the sum stays in registers.
         summed = None if added is None else sch.cache_write(added, 0, "local")
         held = sch.cache_read(total, 0, "local", [total, squares, normed])
         first = held if summed is None else summed
@@ -160,7 +161,7 @@ class Norm(ScheduleRule):
             sch.reverse_compute_at(block, row)
         stored = sch.cache_write(normed, 0, "local")
         sch.reverse_compute_at(stored, row)
-        # On their way while threads wait for each other.
+        # Loaded early, while threads wait for each other.
         loaded = [sch.cache_read(normed, index, "local") for index in parameters]
         loaded += [] if added is None else [sch.cache_read(added, at, "local") for at in range(2)]
         for block in loaded:

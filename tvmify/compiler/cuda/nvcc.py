@@ -1,7 +1,7 @@
 """CUDA C++ → machine code and PTX, by nvcc, or by NVRTC where there is none.
 
-Both are for the architecture without its features ("sm_90" for "sm_90a"), which kernels of TVM's do
-not use: so the driver of a later GPU can compile the PTX.
+Both are for the architecture without its specific features ("sm_90" for "sm_90a"), which TVM's
+kernels do not use. So the driver of a later GPU can compile the PTX.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from tvmify.compiler.cuda import nvrtc
 from tvmify.errors import BuildError
 
-#: TVM writes an infinity of type bfloat16 so, which no header of CUDA's knows.
+#: TVM's name for an infinity of type bfloat16, which no header of CUDA defines.
 _INFINITY = "-Dinff=__int_as_float(0x7f800000)"
 #: No fast math: eager's own kernels are not compiled with it either.
 _BOTH = ["-std=c++17", "-w", _INFINITY]
@@ -25,12 +25,14 @@ OPTIONS = [
     *(f"-U__CUDA_NO_{name}_CONVERSIONS__" for name in ("HALF", "BFLOAT16", "BFLOAT162")),
 ]
 
-#: What to do where there is neither.
+#: What to do if there is neither.
 INSTALL = f"Install the CUDA toolkit and put nvcc on PATH, or `pip install {nvrtc.PACKAGES}`."
 
 
 def find() -> str | None:
-    """Return the path of nvcc: on PATH, in the toolkit that ``CUDA_HOME`` names, or the usual."""
+    """Return the path of nvcc: on PATH, in the toolkit that ``CUDA_HOME`` names, or in the default
+    one.
+    """
     homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
     places = [str(Path(home, "bin")) for home in homes if home]
     for folder in (None, *places, "/usr/local/cuda/bin"):

@@ -7,16 +7,16 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-#: What pip installs as ``tvmify[cuda]``: the libraries, what calls them, and headers.
+#: The packages of ``tvmify[cuda]``: the libraries, their Python bindings, and headers.
 PACKAGES = "cuda-bindings nvidia-cuda-cccl nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-nvfatbin"
 _HEADERS = ("cudart", "cccl")
 _MODULE = "cuda.bindings.nvrtc"
 
 
 def find() -> str | None:
-    """Return the module through which NVRTC can be called, if all that it takes is installed.
+    """Return the module that calls NVRTC, if everything that it needs is installed.
 
-    PyTorch brings NVRTC and its module, and not nvFatbin.
+    PyTorch installs NVRTC and its module, but not nvFatbin.
     """
     packages = ("cuda", "cuda.bindings", _MODULE)
     if not all(importlib.util.find_spec(name) for name in packages):
@@ -40,7 +40,7 @@ def compile(source: str, generation: str, options: Sequence[str]) -> bytes:
     generation
         The architecture: "90" for ``sm_90``.
     options
-        Further ones, of the compiler.
+        Further options of the compiler.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Convolutions whose windows tile the images, as products: of a matrix of patches, and the weight.
 
-Those of one pixel are such convolutions, and those that embed the patches of vision transformers.
+Examples are windows of one pixel, and the patch embeddings of vision transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def has_patches(convolution: relax.Call) -> bool:
 
 
 def is_of_pixels(convolution: relax.Call) -> bool:
-    """Whether each window is one pixel, so that the images are the patches."""
+    """Whether each window is one pixel, so that the pixels are the patches."""
     return math.prod(static_shape(convolution.args[1])[1:3]) == 1
 
 
@@ -61,7 +61,7 @@ def multiply(
         dtype = str(images.ty.dtype)
         product = aten([patches, weight, bias], [rows, channels], dtype, _with_relu)
         return builder.emit(relax.op.reshape(builder.emit(product), shape))
-    # Of operators that `ReshapeRows` and `CallLibraries` know: one row may be a kernel's.
+    # Of operators that `ReshapeRows` and `CallLibraries` know: a kernel may compute a single row.
     transposed = builder.emit(relax.op.permute_dims(weight))
     product = builder.emit(relax.op.matmul(patches, transposed))
     if bias is not None:
@@ -71,13 +71,13 @@ def multiply(
 
 
 def _with_relu(record: Aten, patches: Any, weight: Any, bias: Any) -> Any:
-    """Add bias and ReLU in the product's own kernel: cuBLASLt has both."""
+    """Add bias and ReLU in the kernel of the product: cuBLASLt has both."""
     transposed = record("transpose", weight, 0, 1)
     return record("_addmm_activation", bias, patches, transposed, 1, 1, False)
 
 
 def _patches(builder: relax.BlockBuilder, images: Expr, kernel: list[int]) -> Expr:
-    """Return the elements of each window as a row, in the order of a filter's."""
+    """Return the elements of each window as a row, in the order of a filter."""
     count, height, width, channels = static_shape(images)
     (high, wide), length = kernel, math.prod(kernel) * channels
     if high * wide > 1:

@@ -1,8 +1,8 @@
-"""Products of one row with a weight, as of decoders: cuBLAS's, or a kernel of TVM's.
+"""Products of one row with a weight, as in decoders: by cuBLAS, or by a kernel of TVM.
 
-They only read the weight, once: no library is faster than memory, and a kernel takes in the bias,
-the activation and what else follows. So it is the kernel's, unless the library was measured to be
-faster, or rows are of a length that threads cannot share evenly.
+They read the weight once, and do little else: no library is faster than memory, and a kernel can
+fuse the bias, the activation and other epilogues. So the kernel is used, unless the library was
+measured to be faster, or threads cannot share a row evenly.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tvmify.compiler.passes.views import static_shape
 
 #: The candidates.
 _LIBRARY, _KERNEL = "library", "kernel"
-#: Elements of a weight below which either form takes as long as it takes to begin, and of a row
-#: below which it is hardly a sum: TVM's last rule is wrong for sums of one element.
+#: Elements of a weight below which both take only the time of a launch, and the fewest elements of
+#: a row: TVM's last rule is wrong for sums of one element.
 _FEWEST, _SHORTEST = 1 << 14, 32
-#: TVM's name of functions that take in what follows.
+#: TVM's pattern of functions that element-wise ones may follow in one kernel.
 _FUSES = {"op_pattern": 4}
 _ADD, _ASTYPE, _MATMUL, _RESHAPE = (
     tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul", "reshape")
@@ -39,7 +39,7 @@ _ADD, _ASTYPE, _MATMUL, _RESHAPE = (
 
 @compiler_pass
 class ReshapeRows(PyExprMutator):
-    """Give a row its axes before its product: nothing joins a kernel across a reshape."""
+    """Reshape a row before its product rather than after it: nothing is fused across a reshape."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
@@ -95,9 +95,9 @@ def by_kernel(
     Parameters
     ----------
     left, right
-        The second is a matrix as it lies in memory.
+        The second is a matrix as stored in memory.
     is_transposed
-        Whether it is the other way around there: a row for each column of the result.
+        Whether it is transposed there: with a row for each column of the result.
     bias
         One, or none.
     shape
@@ -129,7 +129,7 @@ def by_kernel(
     if choose(workload, candidates, sample) == _LIBRARY:
         return None
     if not is_transposed:
-        right = builder.emit(relax.op.permute_dims(right))  # packed so
+        right = builder.emit(relax.op.permute_dims(right))  # packed in this form
     wide = accumulator(dtype)
     product = builder.emit(
         builder.call_te(
@@ -155,7 +155,7 @@ def _as(dtype: str, x: Expr) -> Expr:
 
 
 def _row_product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
-    """Multiply the one row of the left with each of the right."""
+    """Multiply the row of the left-hand side with each row of the right-hand side."""
     before = [0] * (len(left.shape) - 1)
     along = te.reduce_axis((0, left.shape[-1]), "along")
 

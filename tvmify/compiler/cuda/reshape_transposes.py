@@ -14,7 +14,7 @@ _PERMUTE = tvm.ir.Op.get("relax.permute_dims")
 
 @compiler_pass
 class ReshapeTransposes(PyExprMutator):
-    """Reshape where only axes of one element move, as between heads and places of one token."""
+    """Reshape where only axes of one element move, as between heads and positions of one token."""
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         """Replace one transposition."""

@@ -1,8 +1,8 @@
 """How a product of one row with a weight is computed: a few threads for each row of the weight.
 
-Nothing but the weight's way from memory takes time. So each thread loads 16 bytes of it at once,
-next to its neighbours', several times before it needs the first; and there are blocks for all
-multiprocessors. Sums of a row's threads go through registers, then what follows the product joins.
+Only loading the weight takes time. So each thread loads 16 bytes at once, adjacent to those of its
+neighbours, and several times before it uses the first; and there are blocks for all
+multiprocessors. The threads of a row add their sums through registers, before the epilogue.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tvmify.compiler.kernels.common.loops import find
 ROW_PRODUCT = "row_product"
 #: Threads of a block, and the most that add up one row.
 _BLOCK, _MOST_THREADS = 128, 256
-#: Loads that a thread has under way; with fewer, memory waits for it, with more, for registers.
+#: Loads that a thread has in flight. With fewer, bandwidth is unused; more need too many registers.
 _LOADS = 4
-#: Where there are more rows than run at once: lines are still read whole, and each thread has more
-#: loads under way.
+#: If there are more rows than run at once: cache lines are still read whole, and each thread has
+#: more loads in flight.
 _FEWEST_THREADS, _MOST_LOADS = 8, 16
 
 
@@ -63,8 +63,8 @@ class Shape:
             and rows * threads > MULTIPROCESSORS * RESIDENT_THREADS
         ):
             threads, loads = threads // 2, 2 * loads
-        # Blocks for all multiprocessors, if there are as many rows; rather large ones, where rows
-        # divide by nothing smaller, than blocks of one row.
+        # Enough blocks for all multiprocessors, if there are as many rows. If no usual size divides
+        # the rows, larger blocks are better than blocks of one row.
         most = _BLOCK // threads
         several = [*range(most, 1, -1), *range(most + 1, 4 * most + 1)]
         fits = (n for n in several if rows % n == 0 and rows // n >= MULTIPROCESSORS)
@@ -72,7 +72,7 @@ class Shape:
 
 
 class RowProduct(ScheduleRule):
-    """Of what `tvmify.compiler.cuda.products` makes, and what was fused with it."""
+    """Schedules the products of `tvmify.compiler.cuda.products`, with what was fused."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a product whose rows threads can share evenly."""

@@ -1,4 +1,4 @@
-"""Schedules for GPUs: TVM's own rules, each function by the first that takes it."""
+"""Schedules for GPUs: mostly TVM's own rules; the first that applies schedules a function."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class UnevenRowProduct(ScheduleRule):
     """TVM's own rule for products of a row that `RowProduct` leaves, and for no other sums."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule what `tvmify.compiler.cuda.products` makes, and what was fused with it."""
+        """Schedule a product of `tvmify.compiler.cuda.products`, with what was fused."""
         is_one = find(s_tir.Schedule(func), ROW_PRODUCT) is not None
         return gpu.GEMV().apply(func, target, tunable) if is_one else None
 
 
 class OneKernel(ScheduleRule):
-    """A rule, except for functions that it cuts into parts which share data in global memory.
+    """A rule that leaves out functions which it would cut into kernels that share global memory.
 
-    TVM would allocate that from its own pool, which ignores streams.
+    TVM would allocate that memory from its own pool, which ignores streams.
     """
 
     def __init__(self, rule: ScheduleRule) -> None:
@@ -44,7 +44,7 @@ class OneKernel(ScheduleRule):
         return found
 
 
-#: Products of more than a row, and convolutions, are `tvmify.compiler.cuda.libraries`'s.
+#: `tvmify.compiler.cuda.libraries` computes products of several rows, and convolutions.
 RULES: dict[str, ScheduleRule] = {
     "elementwise": OneKernel(Elementwise()),
     "row product": OneKernel(RowProduct()),

@@ -1,7 +1,7 @@
-"""How windows, as of pools, are reduced: by a thread for each few neighbours of the result.
+"""Reductions of windows, such as pools: each thread computes a few adjacent results.
 
-What each step reads goes through registers: it is read once, however often the step uses it, by
-16 bytes where neighbours of the result read neighbours, as channels that come last do.
+What a step reads is kept in registers, so that it is read once, however often the step uses it; by
+16 bytes if adjacent results read adjacent elements, as with channels last.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _THREADS, _MOST = 256, 64
 
 
 class Window(ScheduleRule):
-    """Of one block that reduces little to each of many elements, after padding at most."""
+    """Schedules one block that reduces few elements to each result, perhaps after padding."""
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule the windows of a few neighbours for each thread."""
+        """Schedule the windows of a few adjacent results for each thread."""
         del target, tunable
         sch = s_tir.Schedule(func)
         infos = normalize_prim_func(sch)
@@ -70,7 +70,7 @@ class Window(ScheduleRule):
 
 
 def _lanes(block: s_tir.SBlock) -> int:
-    """Return how many neighbours of the result a thread has."""
+    """Return how many adjacent results a thread computes."""
     (written,) = block.writes
     along = written.region[-1].min
     if not all(_has_neighbours(access, along) for access in (written, *block.reads)):

@@ -9,8 +9,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-#: Larger results are computed at run time: stored in the library, they would cost more to load than
-#: a kernel takes to compute them.
+#: Larger results are computed at run time, which is faster than loading them from the library.
 LARGEST_CONSTANT = 1 << 20  # bytes
 
 

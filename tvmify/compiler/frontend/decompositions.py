@@ -117,7 +117,7 @@ class Decomposed:
         graph_module = program.graph_module
         graph = copy.deepcopy(graph_module.graph)
         for node, original in zip(graph.nodes, graph_module.graph.nodes, strict=True):
-            node.name = original.name  # even one that Python has for something else, as "input"
+            node.name = original.name  # even a name of a builtin, such as "input"
         program._graph_module = torch.fx.GraphModule(graph_module, graph)
         return Decomposed(program, self.shared)
 

@@ -41,7 +41,7 @@ _POINTWISE: dict[str, Callable[..., Any]] = {
     "bitwise_or": tirx.Or,
     "bitwise_not": tirx.Not,
 }
-#: Those of them that are bitwise on integers.
+#: The ones that are bitwise on integers.
 _OF_BOOLEANS = (
     "logical_and",
     "logical_or",

@@ -214,7 +214,7 @@ class Importer(ExportedProgramImporter):
 
     def _declare(self) -> tuple[dict[int, relax.Var], dict[str, relax.Var], dict[str, relax.Var]]:
         """Make a variable for each parameter of ``main``: by leaf, and by name."""
-        # Another tensor takes the elements of these.
+        # Values whose elements are copied to another tensor.
         copied = {*self.written.values(), *self._owned()}
         inputs: dict[int, relax.Var] = {}
         state: dict[str, relax.Var | None] = dict.fromkeys(self.state)

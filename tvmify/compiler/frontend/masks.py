@@ -112,7 +112,7 @@ def _rows(program: ExportedProgram, mask: fx.Node, first: int, end: int) -> torc
         if not isinstance(node.meta.get("val"), torch.Tensor):
             return None
         size = list(_shape(node))
-        has_rows = len(size) > 1 and size[-2] == count  # else each row takes all there is
+        has_rows = len(size) > 1 and size[-2] == count  # otherwise each row depends on all of it
         constant = constant_of(program, node)
         if constant is not None:
             return constant[..., first:end, :] if has_rows else constant

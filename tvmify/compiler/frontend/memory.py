@@ -1,4 +1,4 @@
-"""Where the values of a recorded program lie in memory."""
+"""Where the values of a recorded program are in memory."""
 
 from __future__ import annotations
 

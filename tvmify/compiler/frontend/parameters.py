@@ -37,15 +37,15 @@ def parameters(
 ) -> Iterator[Parameter]:
     """Yield the tensors that a program needs, in the order of its placeholders.
 
-    An argument that is only returned is not needed, unless no other has one of its symbols.
-    Constants are bound, not taken.
+    An argument that is only returned is not needed, unless it is the only one with a certain
+    symbol. Constants are bound, not taken.
 
     Parameters
     ----------
     state
         Names of the module's tensors that are taken in any case.
     copied
-        Values whose elements another tensor takes.
+        Values whose elements are copied to another tensor.
     symbols_of
         Returns the symbols among the sizes of a placeholder.
     """

@@ -31,7 +31,7 @@ _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "max": tirx.max,
     "min": tirx.min,
 }
-#: And for numbers that are not integers, of operands in double precision, as Python has them.
+#: The same for numbers that are not integers, in double precision as in Python.
 _OF_FLOATS: dict[type, Callable[..., Any]] = {
     sympy.Add: lambda *terms: reduce(operator.add, terms),
     sympy.Mul: lambda *factors: reduce(operator.mul, factors),
@@ -55,8 +55,8 @@ class Symbols:
     names
         The canonical name of each of torch's symbols.
     equal
-        The expression of a size in all calls that are served: TVM does not know that the results of
-        a skip connection and of what goes around it are of one size.
+        Simpler expressions for sizes that are equal in all served calls: TVM does not know that a
+        skip connection and its bypassed layers have results of one size.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ def _exp(v: Lanes) -> Expr:
 
 
 def _expm1(v: Lanes) -> Expr:
-    # 2**n in two factors up to infinity; what is small is its own result, zeros too.
+    # 2**n in two factors, up to infinity. Small numbers, and zeros, are their own results.
     whole, r, p = reduced(v, v.clamp(v.x, -87.0, 89.0))
     normal = v.let(tirx.min(whole, v.integer(127)))
     power = v.let(v.power_of_two(normal))

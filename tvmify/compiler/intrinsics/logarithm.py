@@ -63,7 +63,7 @@ def _in_base(high: float, low: float, scale: float) -> Callable[[Lanes], Expr]:
         if scale != 1.0:
             near = near * v(scale)
         result = exponent * v(high) + (exponent * v(low) + near if low else near)
-        # 0, what is below, and what stays itself: infinity and NaN.
+        # Zero, negative numbers, infinity and NaN.
         negative = tirx.Select(x < v(0.0), v.as_float(v.integer(0x7FC00000)), x)
         zero = v.as_float(v.integer(-0x800000))
         rest = tirx.Select(x == v(0.0), zero, negative)
@@ -91,7 +91,7 @@ def _log1p(v: Lanes) -> Expr:
 def _log1p_of(v: Lanes, x: Expr) -> Expr:
     infinity = v.as_float(v.integer(0x7F800000))
     result = _log1p_finite(v, x)
-    # Of a zero, the sign; -1, what is below, and what stays itself: infinity and NaN.
+    # The sign of zeros; -1, smaller numbers, infinity and NaN.
     result = tirx.Select(x == v(0.0), x, result)
     negative = tirx.Select(x < v(-1.0), v.as_float(v.integer(0x7FC00000)), x)
     rest = tirx.Select(x == v(-1.0), v(0.0) - infinity, negative)

@@ -69,7 +69,7 @@ def _pow(v: Lanes) -> Expr:
         v.as_integer(base) >= infinite,
         v.as_integer(v.magnitude(y)) >= infinite,
     )
-    # Also of NaN, which the C library says of some NaN only.
+    # Also for a base that is NaN, where the C library returns 1 for some NaN only.
     return tirx.Select(y == v(0.0), v(1.0), v.unless(rare, "pow", result))
 
 

@@ -1,4 +1,4 @@
-"""Sines and their kin, for arguments of any size.
+"""Trigonometric functions, for arguments of any size.
 
 Multiples of pi are taken off in three parts of 24 bits with fused multiply-adds: the first is
 exact, the second exact where digits cancel, so results keep their digits next to the zeros. From
@@ -31,7 +31,7 @@ def _less_multiples(v: Lanes, n: Expr, unit: float) -> Expr:
 
 
 def _with_sign_of_zero(v: Lanes, r: Expr) -> Expr:
-    # What is taken off is zero as well then, and -0 less 0 is 0.
+    # Zeros keep their sign: -0 plus 0 would be 0.
     return v.let(tirx.Select(v.x == v(0.0), v.x, r))
 
 
@@ -50,7 +50,7 @@ def _sine(v: Lanes, r: Expr) -> Expr:
 
 
 def _is_large(v: Lanes) -> Expr:
-    # Infinity is; NaN is not, and goes through the arithmetic.
+    # Infinity is rare; NaN is not, since the arithmetic handles it.
     return v.magnitude() > v(_LARGE)
 
 

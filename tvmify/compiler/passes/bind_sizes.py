@@ -223,10 +223,10 @@ def _with_numbers(function: tirx.PrimFunc, numbers: list[tirx.Var], place: int) 
 def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
     """Return an expression with a symbol in place of a size.
 
-    None if it is not that size, nor a multiple of it, nor that size and a number.
+    None if it is not that size, a multiple of it, or a sum of it and a number.
     """
     if isinstance(part, (tirx.Add, tirx.Sub)) and not isinstance(size, tirx.Var):
-        # TVM joins numbers: of `s0 * 2 - 4` rows, the last is `s0 * 2 - 5`.
+        # TVM merges numbers: the last of `s0 * 2 - 4` rows is `s0 * 2 - 5`.
         more = sym.Analyzer().simplify(part - size)
         if isinstance(more, tirx.IntImm):
             return symbol + more if int(more) else symbol

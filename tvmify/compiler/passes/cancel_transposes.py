@@ -96,7 +96,7 @@ class CancelTransposes(PyExprMutator):
         return call
 
     def _before(self, move: relax.Call, operand: relax.Expr, call: relax.Call) -> relax.Expr | None:
-        """Return the operand for the same call above a move, if it is small."""
+        """Return the operand for the same call before a move, if it is small."""
         shape = _shape(operand)
         if not shape or (_numbers_rows(move) and len(shape) == 1):
             return operand
@@ -125,7 +125,7 @@ class CancelTransposes(PyExprMutator):
 
     def _sunk(self, call: relax.Call, arguments: list[relax.Expr], move: relax.Call) -> relax.Expr:
         above = self.builder_.normalize(relax.Call(call.op, arguments, call.attrs))
-        # It may be below another move now: volumes have two permutations and a reshape.
+        # It may now follow another move: volumes have two permutations and a reshape.
         above = self.builder_.emit(self._rewritten(above))
         return relax.Call(move.op, [above, *move.args[1:]], move.attrs)
 

@@ -26,7 +26,8 @@ class OwnOutputs:
         outputs = values[main.body.body].fields
         seen: set[relax.Expr] = set()
         copied = []
-        # What is written in place comes last; it is the caller's own tensor, and no other result.
+        # Tensors that are written in place come last. They are the caller's, and not another
+        # result.
         written = {x: i for i, x in enumerate(outputs) if _is_in_place(values.get(x))}
         for position, x in enumerate(outputs):
             root = _root(x, values)

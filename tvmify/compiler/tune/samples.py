@@ -50,13 +50,13 @@ def samples_of(
     legalizers: dict[str, Any] = {name: noting(f) for name, f in backend.legalizers.items()}
     with choosing(replace(choices, is_collecting=True)):
         lowered = pipeline.lower(ir_mod, target, legalizers)
-        if target.kind.name == "llvm":  # rules for GPUs have nothing to choose
+        if target.kind.name == "llvm":  # rules for GPUs have no alternatives
             pipeline.schedule(_without_packing(pipeline.fuse(lowered, target)), target)
     return found | choices.samples
 
 
 def _without_packing(ir_mod: tvm.IRModule) -> tvm.IRModule:
-    """Return what runs at every call: weights are packed once, in whatever time that takes."""
+    """Return the functions that run in every call. Packing runs once: its time does not matter."""
     main = {variable: f for variable, f in ir_mod.functions_items() if variable.name_hint != "pack"}
     return relax.transform.DeadCodeElimination()(
         tvm.IRModule(main, global_infos=ir_mod.global_infos)
@@ -85,7 +85,7 @@ def lower_sample(
     def built() -> Artifact:
         return Artifact(
             library=build.link(build.generate(planned, target)),
-            target=str(Target(target.kind.name, arch)),  # it runs here or nowhere
+            target=str(Target(target.kind.name, arch)),  # it runs on this machine only
             inputs=tuple(range(sample.weights.count(False))),
             weights=tuple(names) if packed else (),
             packed=packed,

@@ -79,7 +79,7 @@ class Tuned:
     winners
         For each settled workload the name of its fastest candidate.
     measured, left
-        How many workloads were measured now, and how many the time did not suffice for.
+        How many workloads were measured now, and how many were left when time ran out.
     changed
         The winners that are not the rule's choice.
     failed
@@ -133,8 +133,8 @@ def tune(
                 unknown.append(workload)
         if not unknown:
             break
-        # As many at a time as keep all cores busy while their candidates are built, and no more:
-        # how long they take is not known of the first.
+        # Only as many at a time as keep all cores busy while their candidates are built, since
+        # nobody knows how long the first ones take.
         step = max(1, (os.cpu_count() or 1) // choices.most)
         longest = 0.0
         for start in range(0, len(unknown), step):
@@ -232,5 +232,5 @@ def _build(
         futures = [[begun(work, name) for name in work.candidates] for work in batch]
         return [[ended(future) for future in row] for row in futures]
     finally:
-        # An interrupt does not wait for what was not begun.
+        # After an interrupt, builds that have not begun are dropped.
         pool.shutdown(wait=False, cancel_futures=True)

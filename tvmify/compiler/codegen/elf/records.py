@@ -44,6 +44,6 @@ def text_at(table: bytes, offset: int) -> str:
     Raises
     ------
     ValueError
-        None ends there.
+        It does not end with a zero byte.
     """
     return table[offset : table.index(b"\0", offset)].decode()

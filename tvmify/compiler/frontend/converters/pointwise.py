@@ -110,7 +110,7 @@ def _promoting(argument: Value) -> Any:
     """Return the arguments that decide which dtype to compute in."""
     if isinstance(argument, fx.Node):
         return argument.meta["val"]
-    if isinstance(argument, Expr):  # a size, or what is computed from sizes
+    if isinstance(argument, Expr):  # a size, or a number computed from sizes
         return 1.0 if str(argument.ty.dtype).startswith("float") else 1
     return argument
 

@@ -36,8 +36,8 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     stride = per_axis(importer.argument(node, 2, "stride") or size, rank)
     before = per_axis(importer.argument(node, 3, "padding", 0), rank)
     dilation = per_axis(importer.argument(node, 4, "dilation", 1), rank)
-    # Padding up to the end of the last window is equal to torch's ceil_mode, whose last window need
-    # only begin inside the image.
+    # Padding up to the end of the last window equals torch's ceil_mode, whose last window only has
+    # to begin inside the image.
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
     ceil_mode = bool(importer.argument(node, 5, "ceil_mode", False))
     if ceil_mode and not is_static(*extents):

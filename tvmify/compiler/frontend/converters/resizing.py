@@ -1,4 +1,4 @@
-"""Enlarging and shrinking images of any size along one axis: from where each element comes."""
+"""Resizes images of any size along one axis: which elements each result is computed from."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def resized(
     size
         The new size of the axis.
     factor
-        By how much it grows, if the program says so.
+        The scale factor, if the program has one.
     nearest
-        Whether an element is that of the nearest place, or else a mean of two.
+        Whether a result is the nearest element; otherwise it is a mean of two.
     aligned
-        Whether the centres of the outermost elements stay where they are.
+        Whether the centres of the outermost elements stay in place.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def resized(
 
 
 def _step(extent: Size, size: Size, factor: float | None, aligned: bool) -> Expr:
-    """How far apart in the image neighbours of the result lie."""
+    """Return the distance, in the image, between adjacent results."""
     if aligned:
         return as_number(extent - 1, "float32") / tirx.max(as_number(size - 1, "float32"), 1.0)
     if factor is not None:

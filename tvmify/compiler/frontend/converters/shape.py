@@ -47,8 +47,8 @@ def _symbolic_concatenation(
     lengths: list[Any],
     out: tuple[Any, ...],
 ) -> relax.Expr:
-    """Concatenate along an axis of symbolic size. TVM's own operator writes the sum of the sizes in
-    another order than elsewhere, and then takes the two for different shapes.
+    """Concatenate along an axis of symbolic size. TVM's own operator adds the sizes in another
+    order than elsewhere, and then considers the two shapes different.
     """
 
     def joined(ends: list[Any], *parts: te.Tensor) -> te.Tensor:
@@ -198,7 +198,7 @@ def _symbolic_slice(
     step = 1 if step is None else step
     first = 0 if start is None else start
     size = number_or_expression(x.ty.shape.values[axis])
-    if step == 1 and same(size, out[axis]):  # all of it, wherever it starts
+    if step == 1 and same(size, out[axis]):  # the whole axis
         return x
     is_from_end = is_static(first) and first < 0
     # According to the ranges, the start must not depend on which is larger.

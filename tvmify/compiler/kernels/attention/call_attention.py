@@ -15,7 +15,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.views import shape_of
 from tvmify.compiler.sizes import Size
 
-#: Masks in the layout of a kernel, by what they were copied from.
+#: Masks in the layout of a kernel, by the mask that they are a copy of.
 Transposed = dict[tuple[Expr, Mask], Expr]
 
 
@@ -27,7 +27,7 @@ def call_kernel(
     machine: Microarchitecture,
     transposed: Transposed,
 ) -> Expr:
-    """Return the call of the kernel, with masks copied to where it wants them."""
+    """Return the call of the kernel, with the mask in its layout."""
     plan = choose(about, machine, lambda: _sample(tensors, about, mask, machine))
     operands = list(tensors)
     if mask is not None and about.mask is not None:
@@ -66,8 +66,8 @@ def _sample(
 ) -> Sample:
     """Return a program of one kernel.
 
-    Operands lie as they do here, though not in one tensor. The mask is a weight: what a copy of it
-    takes, which layers share, is not measured.
+    Operands have the same layouts, but are separate tensors. The mask counts as a weight, so that
+    its copy, which layers share, is not timed.
     """
     masks = [] if mask is None else [mask]
 

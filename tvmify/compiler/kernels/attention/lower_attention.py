@@ -74,11 +74,12 @@ def describe(
 
 
 class AttentionLowering(PyExprMutator):
-    """Finds the operands of attention where they lie; who derives from it computes it."""
+    """Finds the tensors that contain the operands of attention; subclasses compute it."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
-        #: Tensors in other shapes, by tensor and shape: operands that lie in one share its view.
+        #: Reshaped tensors, by tensor and shape: operands that are parts of one tensor share its
+        #: view.
         self.views: dict[tuple[Expr, tuple[int | str, ...]], Expr] = {}
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
@@ -107,7 +108,7 @@ class AttentionLowering(PyExprMutator):
         )
         mask = self.narrowest(masks[0]) if masks else None
         result = self.builder_.emit(self.computed(list(tensors), about, mask))
-        if any(map(sizes.is_one, about.out[1:3])):  # the order of the axes is none of the elements
+        if any(map(sizes.is_one, about.out[1:3])):  # both orders are the same in memory
             return relax.op.reshape(result, call.ty.shape)
         return relax.op.permute_dims(result, _SWAP)
 
@@ -117,9 +118,9 @@ class AttentionLowering(PyExprMutator):
         Parameters
         ----------
         tensors
-            In which the queries, keys and values lie.
+            The tensors that the queries, keys and values are parts of.
         about
-            How they lie there; of the mask it says nothing.
+            Where they are in these tensors; without the mask.
         mask
             With four axes, each of which may be 1.
         """
@@ -156,7 +157,7 @@ class AttentionLowering(PyExprMutator):
         return source.args[0] if all(sizes.same_shape(*pair) for pair in known) else None
 
     def narrowest(self, mask: Expr) -> Expr:
-        """Return what a mask with four axes was made of by broadcasting."""
+        """Return a mask with four axes as it was before broadcasting."""
         before = self.value(mask)
         while _calls(before, "relax.broadcast_to") and len(shape_of(before.args[0])) == 4:
             mask = before.args[0]
@@ -164,7 +165,7 @@ class AttentionLowering(PyExprMutator):
         return mask
 
     def operand(self, x: Expr) -> tuple[Expr, Operand]:
-        """Find the tensor in which an operand lies, behind permutations, reshapes and slices."""
+        """Find the tensor that contains an operand, behind permutations, reshapes and slices."""
         batch, _, length, _ = shape_of(x)
         numbers = sizes.trials()
         trials = [dict(views(x, self.value, number)) for number in numbers]
@@ -193,7 +194,7 @@ class AttentionLowering(PyExprMutator):
         return self.views[key]
 
     def value(self, x: Expr) -> Expr | None:
-        """Return what a variable is bound to, be it by another name."""
+        """Return what a variable is bound to, directly or through other variables."""
         value: Expr | None = x
         while isinstance(value, relax.Var):
             value = self.lookup_binding(value)
@@ -202,7 +203,7 @@ class AttentionLowering(PyExprMutator):
 
 @compiler_pass
 class LowerAttention(AttentionLowering):
-    """Replace the calls that `describe` makes; wants the target's scope to be open."""
+    """Replace the calls that `describe` makes. The target must be current."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
@@ -226,7 +227,7 @@ def _calls(x: Expr | None, operator: str) -> bool:
 
 
 class _Placed(NamedTuple):
-    """Heads in a tensor: how many it has and of how many elements, and which an operand takes."""
+    """The number and the size of heads in a tensor, and which of them belong to an operand."""
 
     heads: tuple[int, int]
     first: int
@@ -234,20 +235,20 @@ class _Placed(NamedTuple):
 
 
 def _placed(view: torch.Tensor, count: int) -> _Placed | None:
-    """Describe heads that lie side by side, places before heads.
+    """Describe heads that are adjacent in memory, positions before heads; None if they are not.
 
     Parameters
     ----------
     view
-        ``[batch, heads, length, size]``, of a tensor that is contiguous.
+        ``[batch, heads, length, size]``, a view of a contiguous tensor.
     count
-        Number of elements of that tensor.
+        The number of elements of that tensor.
     """
     batch, heads, length, size = view.shape
     if not view.numel():
         return None
     width, rest = divmod(count, batch * length)
-    # How far apart the heads are; strides along an axis of one element say nothing.
+    # The distance between heads; the stride of an axis of one element means nothing.
     apart = view.stride(1) if heads > 1 else size
     wanted = (length * width, apart, width, 1)
     placed = all(

@@ -32,7 +32,7 @@ class Tiles:
     width
         Queries whose scores are in registers at a time.
     groups
-        How many times as many a task has: they share what is read of keys and values.
+        How many such groups of queries a task has. They share each read of keys and values.
     keys
         Keys whose scores are in registers at a time.
     block
@@ -75,9 +75,9 @@ def candidates(attention: Attention, machine: Microarchitecture) -> list[Plan]:
 
 
 def for_all(plan: Plan, about: Attention, machine: Microarchitecture) -> Plan:
-    """Return a plan, made for the likely number of keys, for all numbers of them.
+    """Adapt a plan for the likely number of keys to any number of keys.
 
-    A block becomes as long as fits in L1: most calls then have no other.
+    A block becomes as long as fits in L1, so that most calls have a single one.
     """
     if isinstance(plan, Rows) or sizes.is_static(about.key.length):
         return plan
@@ -88,8 +88,8 @@ def for_all(plan: Plan, about: Attention, machine: Microarchitecture) -> Plan:
 def _ranked(attention: Attention, machine: Microarchitecture) -> list[tiles.Tile]:
     """Return tiles of scores, keys × queries, the best first.
 
-    Where the numbers of keys and queries are not known, that is the one which is good for some
-    less and some more than the likely ones as well.
+    Where these numbers are symbolic, the best tile is best on average for numbers around the likely
+    ones.
     """
     bits = bits_of(attention.dtype)
     keys, queries = (sizes.around(x.length) for x in (attention.key, attention.query))
@@ -121,19 +121,19 @@ def _tiled(about: Attention, machine: Microarchitecture, ranked: list[tiles.Tile
     grouped = [
         _cut(about, first, groups, machine)
         for groups in (1, own.groups * 2)
-        if (groups - 1) * own.width < places  # a task without queries is none
+        if (groups - 1) * own.width < places  # otherwise it has no queries
     ]
     return list(dict.fromkeys([own, *others[:1], *grouped, longer, shorter, *others[1:]]))
 
 
 def _groups(about: Attention, tile: tiles.Tile, machine: Microarchitecture) -> int:
-    """How many tiles of queries are to meet each block of keys."""
+    """How many tiles of queries are multiplied by each block of keys."""
     bits, count = bits_of(about.dtype), about.key.length
     if machine.distance(count * (about.size + about.value_size) * bits // 8) <= 1:
         return 1
     in_all = -(-about.query.length // tile.columns)
     per_head = -(-in_all // max(1, ATTENTION.far_queries // tile.columns))
-    return -(-in_all // per_head)  # as many for each task as can be
+    return -(-in_all // per_head)  # the most per task
 
 
 def _cut(about: Attention, tile: tiles.Tile, groups: int, machine: Microarchitecture) -> Tiles:

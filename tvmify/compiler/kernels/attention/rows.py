@@ -32,7 +32,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.attention.template import Attention
 
-#: One sum over the values of more keys than this is less exact than the accuracy policy wants.
+#: A single sum over the values of more keys than this violates the accuracy policy.
 _LONGEST = 128
 
 
@@ -161,7 +161,7 @@ class _Rows:
                 T.buffer_store(self.scores, sums[key * self.rows + row, 0], [row, start + key])
 
     def present(self, key: Expr) -> Expr:
-        """Return the number of a key: of the last one where there are no more."""
+        """Return the index of a key, at most that of the last one."""
         return tirx.min(key, self.about.key.length - 1) if self.is_open else key
 
     def softmax(self, row: Expr) -> None:
@@ -212,7 +212,7 @@ class _Rows:
     def along(self, body: Callable[[Expr, Expr, bool], None]) -> None:
         """Emit the body for all keys.
 
-        It is given the key, its lane, and whether all lanes are of keys that there are.
+        It is given the key, its lane, and whether all lanes are keys that exist.
         """
         lanes, length = self.key_lanes, self.about.key.length
         if self.is_open:

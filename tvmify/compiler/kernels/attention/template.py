@@ -1,9 +1,8 @@
 """Fused attention: which kernel computes it, and how it finds its operands.
 
-Neither kernel stores the scores of all queries against all keys. `attention_tiles` is for many
-queries, `attention_rows` for the few of a decoding step. Both are handwritten loops: they are fast
-due to an order of stages (scores, online softmax, weighted values) that TVM's schedule primitives
-cannot produce from a tensor expression.
+Neither kernel stores the scores of all queries against all keys. `tiles` is for many queries,
+`rows` for the few of a decoding step. Both are handwritten loops: no schedule primitive of TVM
+produces their order of stages (scores, online softmax, weighted values) from a tensor expression.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class Operand:
         Of the tensor, with four axes: ``[batch, length, heads, size]``, or with heads before
         length if `heads_first`.
     first, step
-        Which of the tensor's heads are its own, as several operands may share one: the first, and
-        how many farther each next one is.
+        Which heads of the tensor are the operand's, since several operands may share a tensor: the
+        first one, and the distance between two.
     """
 
     shape: tuple[Size, Size, Size, Size]
@@ -111,7 +110,7 @@ class Attention:
     causal
         Whether query `i` sees keys 0 to `i` only.
     empty
-        What a query yields that sees no key.
+        The result for a query that sees no key.
     fill
         Replaces a score that a bool mask hides. None: -∞ is added to it, so that
         NaN stays NaN.
@@ -147,7 +146,7 @@ class Attention:
         return (self.batch, self.query.length, self.heads, self.value_size)
 
     def with_sizes(self, change: Callable[[Any], Any]) -> Attention:
-        """Return the same with other sizes, given what to make of each."""
+        """Return it with other sizes; `change` maps each to its new value."""
 
         def changed(part: Any) -> Any:
             return replace(part, shape=tuple(map(change, part.shape)))
@@ -163,7 +162,7 @@ class Attention:
 
     @property
     def likely(self) -> Attention:
-        """With numbers for all sizes: estimates are made with it."""
+        """The same with a number for each size, for estimates."""
         return self.with_sizes(sizes.hint)
 
     @property
@@ -201,9 +200,10 @@ class Attention:
         return T.Select(at[3] <= at[2], score, lowest) if self.causal else score
 
     def _in_units(self, value: Expr) -> Expr:
-        """Return what is added to a score in its units, in which the least of numbers is finite.
+        """Return a mask value in the units of scores; one that is finite stays finite.
 
-        As a number it hides a key from those who see another one, and shows all if it hides all.
+        The lowest finite number hides a key only from queries that see another key. If it is added
+        to all keys of a query, they all count.
         """
         least = tirx.const(-self._largest, self.dtype)
         scaled = value * tirx.const(exponent_scale(self.dtype), self.dtype)
@@ -234,7 +234,7 @@ def choose(attention: Attention, machine: Microarchitecture, sample: Callable[[]
 
 
 def prepared(mask: Mask, attention: Attention, plan: Plan) -> Mask:
-    """Describe the mask that the kernel takes: another one is to be copied into its layout."""
+    """Describe the mask in the layout that the kernel reads."""
     batch, heads, queries, keys = mask.shape
     if isinstance(plan, Rows) or queries == 1:
         return mask

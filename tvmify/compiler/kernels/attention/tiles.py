@@ -52,7 +52,7 @@ def emit(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a task is: of which head, and its first query."""
+    """The place of a task: its batch and head, and its first query."""
 
     batch: Expr
     head: Expr
@@ -101,7 +101,7 @@ class _Task:
         self.each_query(lambda i: T.buffer_store(self.best, self.lowest, [i]))
         self.each_query(lambda i: T.buffer_store(self.total, self.number(0), [i]))
         steps: Size = sizes.ceil_div(about.key.length, plan.keys)
-        if about.causal:  # blocks above the diagonal are not even looked at
+        if about.causal:  # blocks above the diagonal are skipped
             seen = tirx.min(self.place.query + plan.queries, about.key.length)
             steps = (seen + plan.keys - 1) // plan.keys
         if not self.online:
@@ -115,7 +115,7 @@ class _Task:
         self.store()
 
     def present(self) -> Size:
-        """How many queries of the task are computed: those that there are, in whole groups."""
+        """How many queries of the task are computed: those that exist, in whole groups."""
         plan, length = self.plan, self.about.query.length
         if sizes.is_static(length):
             return plan.queries
@@ -189,8 +189,7 @@ class _Task:
     ) -> None:
         """Scores of a tile of keys for a group of queries, with the mask, and their largest.
 
-        Where not all keys are present, the last one replaces those that are not, and what comes
-        of it is forgotten.
+        Past the last key, the last one is read again, and its results are discarded.
         """
         about, plan, place = self.about, self.plan, self.place
         at = step * plan.keys
@@ -253,7 +252,7 @@ class _Task:
             self.each_query(lambda i: T.buffer_store(self.total, self.total[i] + self.own[i], [i]))
 
     def rescale(self, i: Expr) -> None:
-        """Turn what was summed relative to the last maximum to the new one."""
+        """Rescale the sums from the previous maximum to the new one."""
         shift = T.Select(self.best[i] == self.lowest, self.number(0), self.best[i])
         T.buffer_store(self.factor, weight(self.shift[i] - shift), [i])
         T.buffer_store(self.shift, shift, [i])
@@ -266,8 +265,7 @@ class _Task:
         if not self.online:
             self.divide()
         left = tirx.min(self.about.query.length - self.place.query, plan.queries)
-        # The last tile may reach into queries that are absent, whose scores are anything: they are
-        # not stored.
+        # The last tile may contain queries that do not exist; their results are not stored.
         with T.serial(tirx.min((left + plan.rows - 1) // plan.rows, tiles_of_rows)) as number:
             for at in range(0, len(self.values), plan.columns):
                 self.value_tile(number, self.values[at : at + plan.columns], start, count)

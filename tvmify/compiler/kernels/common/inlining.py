@@ -18,8 +18,8 @@ _FUNCTIONS = frozenset(
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
     "acos atan asinh acosh atanh atan2 rsqrt".split()
 )
-#: A condition counts for this many times its length: TVM simplifies it anew for each of the two
-#: values, as what holds there, by several analyses.
+#: A condition counts this many times its length: TVM simplifies it again for each of the two
+#: values, with several analyses.
 _PER_CONDITION = 5
 #: The fields that hold the operands of statements and expressions.
 _OPERANDS = ("value", "a", "b", *["condition"] * _PER_CONDITION, "true_value", "false_value")

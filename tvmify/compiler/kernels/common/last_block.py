@@ -20,7 +20,7 @@ from tvmify.compiler.sizes import Size
 #: Annotation of the loop along a block: the length of the whole reduction, and which iteration
 #: variable numbers the blocks.
 _LENGTH = "tvmify.length"
-#: Annotation of a block that reads past the end, unless its rule asks for an end in time.
+#: Annotation of a block that would read past the end, unless its rule calls `end_with`.
 _OPEN = "tvmify.open"
 
 
@@ -64,7 +64,7 @@ def end_with(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: Size, b
 
 
 def shorten_last_blocks(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """End the loops that `end_with` marked in time."""
+    """Shorten the loops that `end_with` marked."""
 
     def shorten(loop: tirx.For, marks: tuple[Any, Any]) -> Stmt:
         length, number = size_of(marks[0], function), int(marks[1])

@@ -150,7 +150,7 @@ def _all_weights(expression: Expr, known: set[relax.Var] | frozenset[relax.Var])
         return all(_all_weights(field, known) for field in expression.fields)
     if isinstance(expression, relax.TupleGetItem):
         return _all_weights(expression.tuple_value, known)
-    # What is left takes no tensor: constants, shapes, attributes, names of functions.
+    # Other expressions take no tensor: constants, shapes, attributes, names of functions.
     return not isinstance(expression, relax.Function) or isinstance(expression, GlobalVar)
 
 
@@ -191,7 +191,8 @@ def call_template(
     }
     kernel = te.create_prim_func([*given, *hidden, result], "int64")
     kernel = kernel.without_attr("global_symbol").with_attrs(FUSIBLE)
-    # What no argument shows is computed from numbers that are given, until `BindSizes` finds it.
+    # A size that no argument shows is computed from numbers that are passed, until `BindSizes`
+    # infers it.
     numbers = {v for size in hidden.values() for v in sizes.variables_of(size)} - shown
     numbers = sorted(numbers, key=lambda variable: variable.name)
     kernel = kernel.specialize(

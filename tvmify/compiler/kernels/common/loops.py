@@ -80,7 +80,7 @@ def vectorize(sch: s_tir.Schedule, loop: LoopRV, lanes: int, unroll: bool = True
 
 
 def fuse(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> LoopRV:
-    """Fuse neighbouring loops, of which there may be one."""
+    """Fuse neighbouring loops; a single one is returned unchanged."""
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]
 
 
@@ -151,12 +151,12 @@ def keep_in_registers(
     *heights, columns = (extent(sch, loop) for loop in tile)
     bits = output_bits(sch, anchor)
     lanes, length = machine.lanes(bits), extent(sch, along)
-    if sch.get(along).kind == tirx.ForKind.UNROLLED:  # a split forgets that
+    if sch.get(along).kind == tirx.ForKind.UNROLLED:  # a split drops the annotation
         steps = length
     else:
         lengths = [length] if whole is None else [length, whole[0]]
         if not all(isinstance(one, int) for one in lengths):
-            lengths = [1]  # where the last block ends is not known
+            lengths = [1]  # the end of the last block is symbolic
         steps = tiles.steps(tiles.Tile(prod(heights), columns), machine, bits, *lengths)
     along, step = sch.split(along, [None, steps])
     sch.unroll(step)

@@ -67,11 +67,10 @@ def fetch_ahead(
     nearby
         Whether L2 keeps all weights from call to call. A single tile then does not prefetch them.
     rows
-        Where what the next tile reads of the other operand is to be fetched, too: the axes that
-        number tiles by what they read of it, in the order of their loops. Half of what a
-        core reads of an activation for the first time, another core wrote, unless both kernels
-        share out the same rows; it costs 0.16 ns a byte, a third of the time of small products (the
-        14 × 14 images of MobileNetV2, measured).
+        If the rows of the next tile are prefetched, too: the axes that number the tiles along the
+        other operand, in the order of their loops. Another core wrote half of the activations that
+        a core reads first, unless both kernels divide the rows alike; this costs 0.16 ns a byte, a
+        third of the time of small products (measured on the 14 × 14 images of MobileNetV2).
     fewest
         How many tiles there are at least, if there are fewer in some calls.
     """
@@ -136,7 +135,7 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
     # The last block has fewer tiles, which share the lines among them. There are as many prefetches
     # as the fewest need; several of more tiles are of one line.
     total = prod(tile.variables[i][0].dom.extent for i in numbers)
-    # In variables, since each prefetch would repeat, and each pass read, how they are computed.
+    # In variables: otherwise each prefetch would repeat their computation.
     present, own = (tirx.Var(name, "int64") for name in ("present", "own"))
     yield tirx.Bind(present, tirx.min(total - (position - number), tiles))
     yield tirx.Bind(own, tirx.truncdiv(present + (columns - 1), present))
@@ -147,7 +146,7 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
         for i in range(count):
             between = i * own * tile.taken // count
             shared += prefetches(panel, _after(start, distance + between), 1, into)
-        # A tile without others has all lines to fetch: too many prefetches where it has others.
+        # A single tile fetches all lines; for several tiles that would be too many prefetches.
         distance = tile.steps * blocks * columns + step * columns
         alone += prefetches(panel, _after(start, distance), columns * tile.taken, into)
     if fewest > _FEWEST:
@@ -163,11 +162,11 @@ def _sequence(statements: list[Stmt]) -> Stmt:
 def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:
     """Fetch rows of the next tile: all steps together pass over one row after the other.
 
-    Where a row ends within an iteration, the first elements of the next one are not fetched.
+    If a row ends within an iteration, the first elements of the next row are not fetched.
     """
     rows, left = int(tile.row.dom.extent), tile.left
     if not uses(left.region[-1].min, [variable.var for variable, _ in tile.reduced]):
-        return  # a transposed operand: its rows are not in one piece
+        return  # a transposed operand, whose rows are not contiguous
     position = tile.step * rows
     rest = sizes.number_or_expression(left.source.shape[-1]) - tile.steps
     distance = position + position // tile.steps * rest
@@ -274,7 +273,7 @@ class _Tile(NamedTuple):
 
 
 def _is_compact(region: TensorRegion) -> bool:
-    """Whether these are compact weights, one of which lies in several places."""
+    """Whether these are compact weights, each of which is stored in several places."""
     return not isinstance(region.region[-1].extent, tirx.IntImm)
 
 
@@ -287,7 +286,7 @@ def _bytes(buffer: tirx.Var) -> int:
 
 
 def _flat(variables: list[tuple[tirx.IterVar, Expr]]) -> Expr:
-    """Number the iterations of some variables, given with their values, through."""
+    """Number the iterations of some variables, given with their values, consecutively."""
     number: Expr = tirx.const(0, "int64")
     for variable, value in variables:
         number = number * variable.dom.extent + value

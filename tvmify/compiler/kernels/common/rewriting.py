@@ -14,7 +14,7 @@ Visit = Callable[[Stmt], Stmt | None]
 
 
 def rewrite_body(function: tirx.PrimFunc, visit: Visit) -> tirx.PrimFunc:
-    """Replace each statement for which `visit` returns another; those inside it stay."""
+    """Replace each statement for which `visit` returns another; the replacement is not visited."""
     body = rewrite(function.body, visit)
     return function if body.same_as(function.body) else function.with_body(body)
 
@@ -143,9 +143,9 @@ def uses(expression: Expr, variables: Iterable[tirx.Var]) -> bool:
 
 
 def rewrite(stmt: Stmt, visit: Visit) -> Stmt:
-    """As `rewrite_body`, in a statement."""
-    # What declares something contains all that follows it. Such a chain may be longer than
-    # Python's stack, so that it is walked down in a loop, and made again on the way back.
+    """Rewrite a statement as `rewrite_body` does."""
+    # A statement that declares something contains all that follow. Such a chain may be longer than
+    # Python's stack, so a loop walks down the chain and then rebuilds it.
     chain: list[Callable[[Stmt], Stmt]] = []
     while (changed := visit(stmt)) is None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -212,7 +212,7 @@ def with_block_parts(
 
 
 def names_of(stmt: Stmt) -> set[str]:
-    """Names of all blocks in a nest of loops; an empty one for other statements."""
+    """Return the names of all blocks in a nest of loops; an empty name for other statements."""
     if isinstance(stmt, tirx.SeqStmt):
         return set().union(*map(names_of, stmt.seq))
     if isinstance(stmt, tirx.For):

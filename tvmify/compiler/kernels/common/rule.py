@@ -155,13 +155,13 @@ def apply_in_turn(
         A rule failed, and the environment variable `STRICT` is ``"1"``, or no other rule may
         schedule the function.
     """
-    # dlight passes over what claims to be scheduled.
+    # dlight skips functions with this attribute.
     tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
     in_turn = _InTurn(rules)
     with target:
         scheduled = ApplyDefaultSchedule(in_turn)(IRModule(tried))
     outcomes = {variable: in_turn.outcomes[f] for variable, f in tried.items()}
-    # Not in the pass, out of which an error would come as TVM's own.
+    # Not inside the pass, which would turn the error into one of TVM's.
     for variable, outcome in outcomes.items():
         for failure in outcome.failures:
             message = f"schedule rule on {variable.name_hint!r}: {failure}"

@@ -61,7 +61,7 @@ def split_short_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _values(body: Stmt, name: str) -> list[Expr]:
-    """Return the values that an axis has in the blocks of a body, of those that have it."""
+    """Return the values that an axis has in those blocks of a body that have it."""
     found: list[Expr] = []
 
     def visit(stmt: Stmt) -> Stmt | None:
@@ -77,7 +77,7 @@ def _values(body: Stmt, name: str) -> list[Expr]:
 
 
 def _outside(value: Expr, body: Stmt) -> Expr:
-    """Return the value that has no part in the loops of a body, where they begin."""
+    """Return the value of an axis at the first iteration of the loops of a body."""
     inner: list[tirx.Var] = []
 
     def visit(stmt: Stmt) -> Stmt | None:

@@ -72,7 +72,7 @@ def _split(loop: tirx.For, realize: s_tir.SBlockRealize, function: tirx.PrimFunc
     rest = _rest(of_lane, lane, lanes)
     if rest == 0:  # whole vectors only
         return tirx.IfThenElse(full, vector, None)
-    if rest is None:  # not a plain upper bound: the predicate stays, the lanes run one by one
+    if rest is None:  # not a plain upper bound: the predicate stays, and lanes run one by one
         one = s_tir.SBlockRealize(realize.iter_values, predicate, realize.block)
         tail: Stmt = tirx.For(lane, loop.min, loop.extent, tirx.ForKind.SERIAL, one)
         return tirx.IfThenElse(full, vector, tail)

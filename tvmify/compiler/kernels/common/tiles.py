@@ -135,7 +135,7 @@ class ImageTile(NamedTuple):
         return Tile(self.pixels, self.channels)
 
     def counts(self, height: int, width: int) -> tuple[int, int]:
-        """How many tiles cover an image, one below the other and side by side."""
+        """How many tiles cover an image, vertically and horizontally."""
         if self.flat:
             height, width = 1, height * width
         return -(-height // self.down), -(-width // self.across)

@@ -60,10 +60,10 @@ def schedule_transposes(
 
 
 def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether a block is read across its memory, and inlined would hide that.
+    """Whether a block is read across its memory, which inlining would hide.
 
-    It is a pass of its own then, along its memory: two such passes are faster than one that reads
-    element by element. Unless the consumer turns back what the block itself reads across.
+    It then becomes a separate pass along its memory: two such passes are faster than one that reads
+    element by element. Not if the consumer undoes a transpose of the block itself.
     """
     body = sch.get(block)
     axes = [variable.var for variable in body.iter_vars]
@@ -92,7 +92,7 @@ def _last_axis(sch: s_tir.Schedule, consumer: SBlockRV, tensor: tirx.Var) -> int
 def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | None:
     """Which axis of the result is the last of some operands, if its own last is not, and which."""
     body = sch.get(block)
-    # A guarded read may lie outside the operand where the guard fails; the copy would not ask.
+    # A guarded read may be outside the operand where the guard fails; the copy would be unguarded.
     if not is_injective(sch, block) or "if_then_else" in str(body.body):
         return None
     axes = [variable.var for variable in body.iter_vars]

@@ -67,7 +67,7 @@ class Several(Rule):
     def nest(
         self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
     ) -> s_tir.Schedule | None:
-        """Schedule, in one way, what is left when all that is cheap has been inlined."""
+        """Schedule, in one way, what is left once everything cheap was inlined."""
         raise NotImplementedError
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
@@ -78,12 +78,12 @@ class Several(Rule):
         inline_cheap(sch)
         work = total_work(sch)
         moved = traffic(function, work)
-        # What the estimate itself says comes first.
+        # The decision of the estimate comes first.
         errors = (1, NEST.error, 1 / NEST.error)
         threads = dict.fromkeys(machine.worth_threads(work * e, moved * e) for e in errors)
         ways = [replace(way, threads=forks) for forks in threads for way in self.ways]
         way, time = ways[0], machine.streaming(work, moved)
-        if has_symbols(function):  # there is no one size to measure
+        if has_symbols(function):  # there is no single size to measure
             return self.nest(sch, machine, way)
         if time > NEST.worth_measuring and choice.is_collecting():
             ways = self._unlike(sch, machine, ways)
@@ -105,7 +105,7 @@ class Several(Rule):
             except Exception:  # TVM's errors share no narrower class
                 result = None
             if result is None:
-                if not found:  # so does the function itself, which is for another rule then
+                if not found:  # so does the first way, and another rule takes the function
                     return [way]
                 continue
             function = result.mod["main"]
@@ -117,20 +117,20 @@ class Several(Rule):
 def _workload(rule: str, function: tirx.PrimFunc) -> str:
     result = function.params[-1].ty
     shape = "x".join(str(int(size)) for size in result.shape)
-    # Attributes say what passes have found out: one function may have more of them than another.
+    # Attributes hold what passes found out, and may differ between equal functions.
     bare = tirx.PrimFunc(function.params, function.body, function.ret_type)
     return f"{rule} {shape} {result.dtype} {tvm_ffi.structural_hash(bare):016x}"
 
 
 def _sample(function: tirx.PrimFunc, multiply_adds: float) -> Sample | None:
-    """Return a program of one function; None where that would need more than any numbers."""
+    """Return a program of one function; None if it does not accept arbitrary numbers."""
     stored: list[tirx.Var] = []
     depends: list[bool] = []
 
     def note(node: TensorLoad | tirx.BufferStore) -> None:
         if isinstance(node, tirx.BufferStore):
             stored.append(node.buffer)
-        # Places that are looked up would be outside the tensor, or all the same.
+        # Random indices would be out of range, or all be equal.
         depends.append(any("[" in str(index) for index in node.indices))
 
     def check(division: Expr) -> None:
@@ -140,7 +140,7 @@ def _sample(function: tirx.PrimFunc, multiply_adds: float) -> Sample | None:
         function.body, [((TensorLoad, tirx.BufferStore), note), (_DIVISIONS, check)]
     )
     is_output = [any(tensor.same_as(p) for tensor in stored) for p in function.params]
-    # What has no inputs is computed beforehand, as if it depended on weights.
+    # A function without inputs is computed ahead, as if it depended on weights.
     if any(depends) or is_output != sorted(is_output) or len(set(is_output)) == 1:
         return None
     inputs = is_output.count(False)

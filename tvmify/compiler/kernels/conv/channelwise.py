@@ -119,7 +119,7 @@ def slide(
     cut
         See `choose`.
     """
-    # Of the image that is given: a function has variables of its own.
+    # In the symbols of the argument, since each function has its own.
     n, (height, width, channels) = sizes.number_or_expression(image.shape[0]), out[1:]
     lanes = tiles.lanes_for(channels, machine, element_bits)
     blocks = -(-channels // lanes)
@@ -176,7 +176,7 @@ class Channelwise(Rule):
             outermost = fuse(sch, [b, yo, co])
         else:
             sch.reorder(b, y, xo, co, xi, ci)
-            row = [y, xo] if extent(sch, y) == 1 else [y]  # a single row is shared out itself
+            row = [y, xo] if extent(sch, y) == 1 else [y]  # threads divide a single row
             outermost = fuse(sch, [b, *row])
         parallel_if_worth(sch, outermost, machine, work)
         sch.compute_at(anchor, xo if rows else co, preserve_unit_loops=True)

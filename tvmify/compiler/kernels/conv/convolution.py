@@ -36,7 +36,7 @@ class Convolution:
 
     @property
     def likely(self) -> Convolution:
-        """With a number for each size: estimates are made with it."""
+        """The same with a number for each size, for estimates."""
         image, out = (tuple(sizes.hints(shape)) for shape in (self.image, self.out))
         return replace(self, image=image, out=out)
 

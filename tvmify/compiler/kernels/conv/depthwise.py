@@ -44,7 +44,8 @@ def template(
             channel = block * lanes + lane
             if channels % lanes == 0:
                 return weight[channel, y, x, 0].astype(sums)
-            # Read in any case: a branch for each lane, in each block, took LLVM ten times as long.
+            # Read unconditionally: a branch for each lane, in each block, took LLVM ten times as
+            # long.
             value = weight[tirx.min(channel, channels - 1), y, x, 0].astype(sums)
             return tirx.Select(channel < channels, value, tirx.const(0, sums))
 

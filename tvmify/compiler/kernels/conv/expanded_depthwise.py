@@ -42,13 +42,13 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 #: Of the rule, and of its anchor.
 NAME = "expanded depthwise"
 
-#: What the arguments of the two functions are called in the kernel.
+#: The names, in the kernel, of the arguments of both functions.
 Arguments = Mapping[tirx.Var, tirx.Var]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One of the two functions: its arguments, the operands of its kernel, what follows that."""
+    """One of the two functions: its arguments, the operands of its kernel, and its epilogue."""
 
     parameters: list[tirx.Var]
     image: tirx.Var
@@ -109,7 +109,7 @@ class ExpandedDepthwise:
     def of(
         cls, first: tirx.PrimFunc, second: tirx.PrimFunc, machine: Microarchitecture
     ) -> ExpandedDepthwise | None:
-        """Describe two functions as one kernel; None if they are not of the kind, or it is dear."""
+        """Describe two functions as one kernel; None if they do not match, or it would not pay."""
         blocks = [names_of(function.body.block.body) for function in (first, second)]
         if product.ANCHOR not in blocks[0] or depthwise.TILE not in blocks[1]:
             return None
@@ -225,7 +225,7 @@ def _rows(
 
 
 def _const(value: int) -> Expr:
-    # As all sizes: indices of one type need no conversion, which would hide vectors from TVM.
+    # Of the type of all sizes: a conversion of indices would hide vectors from TVM.
     return tirx.const(value, "int64")
 
 
@@ -269,9 +269,9 @@ class _Task:
 
     @contextmanager
     def along(self, width: int, pixels: int) -> Iterator[Expr]:
-        """Open a loop over tiles of pixels; the first of each.
+        """Open a loop over tiles of pixels; yield the first pixel of each.
 
-        The last begins where it fits, and what it shares with the one before is the same in both.
+        The last tile is moved back to fit, and computes some pixels a second time.
         """
         with T.serial(_const(-(-width // pixels))) as number:
             start = number * pixels

@@ -2,8 +2,8 @@
 
 The rows of the left-hand side are pixels of the result, numbered through all rows of all images;
 its columns are the places of the window and the input channels. It is never stored: the kernel
-reads it from the image. So tiles are as full at a width of 7 as at one of 100, and all that
-products of any number of rows have (short last tiles, prefetches) is had here, too.
+reads it from the image. So tiles are as full at a width of 7 as at one of 100, and everything that
+products of any number of rows use (short last tiles, prefetches) applies here, too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Implicit(Product):
 
     @property
     def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
-        """What makes the kernel's argument of the weights."""
+        """The function that packs the weights."""
         return (self.pack_kernel,)
 
     @property
@@ -82,7 +82,7 @@ class Implicit(Product):
         return self._tiled(pad(image, self.window, self.out[1:3], PAD), packed)
 
     def element(self, left: te.Tensor, at: Sequence[Expr], block: Expr, step: Expr) -> Expr:
-        """Return a channel of a pixel that a window sees."""
+        """Return a channel of a pixel of a window."""
         (row,) = at
         b, y, x = unflatten(row, self.out[:3])
         in_place, across = self.channels // self.plan.depth, self.window.size[1]

@@ -33,7 +33,7 @@ class PlanarImages(PyExprMutator):
         layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
         axes, kernel = [int(axis) for axis in transposed.attrs.axes], call.args[1].ty.shape
         outputs, *window, channels = (int(size) for size in kernel)
-        # Windows of one pixel are products; of one channel to one, the convolution is depthwise.
+        # Windows of one pixel are products; a convolution of one channel to one is depthwise.
         direct = max(window) > 1 and int(attributes.groups) == 1 and (outputs, channels) != (1, 1)
         few = direct and channels <= CONVOLUTION.planar_channels
         if layouts != ("NHWC", "OHWI", "NHWC") or axes != _TO_NHWC or not few:

@@ -21,7 +21,7 @@ def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: E
     attributes, kernel = call.attrs, sizes.sizes_of(call.args[1].ty.shape)
     layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
     shape, dtype = sizes.sizes_of(image.ty.shape), str(call.ty.dtype)
-    if len(shape) != 4:  # a number, which is not a gate either
+    if len(shape) != 4:  # a number is not a gate
         return None
     n, _, _, channels = shape
     alike = sizes.same_shape(gate.ty.shape, [n, 1, 1, channels]) and not any(

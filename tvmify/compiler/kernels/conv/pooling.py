@@ -53,7 +53,7 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
             cut=cut,
         )
 
-    # Minus infinity is no more than what a window sees beside it anyway.
+    # Minus infinity never exceeds the other elements of a window.
     return _legalize(builder, call, describe, "max_pool2d", Window.sees_nearest, most=_MAXIMA)
 
 
@@ -139,7 +139,7 @@ def _count(at: tirx.Var, axis: int, window: Window, size: int, with_padding: boo
     before, after = window.padding[axis], window.padding[axis + 2]
     start = at * window.strides[axis]
     end = start + window.size[axis]
-    if with_padding:  # rows beyond the padding, which ceil_mode adds, never count
+    if with_padding:  # rows beyond the padding, added by ceil_mode, never count
         return tirx.min(end, size + before + after) - start
     return tirx.min(end, size + before) - tirx.max(start, before)
 

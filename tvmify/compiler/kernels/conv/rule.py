@@ -121,7 +121,7 @@ def _product(
 ) -> tuple[Expr, Product]:
     """Return a product of pixels and weights, and its left-hand side: the image, or pairs of it."""
     kernel, out = convolution.kernel, convolution.out
-    # A single channel is not a product where it is measured.
+    # When sampled alone, a single channel is not a product.
     several = kernel[0] > 1
     narrow = None
     if several:
@@ -134,7 +134,7 @@ def _product(
         convolution.dtype,
         machine,
         paired=paired,
-        row_stride=1 if paired else convolution.window.strides[1],  # pairs are measured without
+        row_stride=1 if paired else convolution.window.strides[1],  # pairs are sampled densely
     )
     return image if narrow is None else narrow, product
 
@@ -204,7 +204,7 @@ class Conv2d(Rule):
             at, block = _block_by_block(sch, target, tasks)
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
-        # Where groups lie side by side, vectors of inputs are whole for a known channel alone.
+        # With several groups, vectors of inputs are contiguous only for a known channel.
         most = lanes if side > 1 else CONVOLUTION.few_channels
         if depth % inputs == 0 and inputs <= most:
             sch.unroll(*loops_along(sch, anchor, "input"))
@@ -254,7 +254,7 @@ def _cut(
         return fuse(sch, [*outer, co]), xo
     if extent(sch, yo) > 1:
         return fuse(sch, [*outer, co, yo]), xo
-    tasks = fuse(sch, [*outer, co, yo, xo])  # a single row is divided itself
+    tasks = fuse(sch, [*outer, co, yo, xo])  # threads divide a single row
     return tasks, tasks
 
 

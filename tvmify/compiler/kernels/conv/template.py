@@ -233,7 +233,7 @@ class Direct:
 
     def kernel(self, image: te.Tensor, packed: te.Tensor) -> te.Tensor:
         """The convolution of an image with packed weights."""
-        # Of the image that is given: a function has variables of its own.
+        # In the symbols of the argument, since each function has its own.
         n, (height, width) = sizes.number_or_expression(image.shape[0]), self.out[1:3]
         window, dtype = self.window, accumulator(self.dtype)
         down, across, channels, flat = self.tile
@@ -250,7 +250,7 @@ class Direct:
         def tile(b: tirx.Var, g: tirx.Var, co: tirx.Var, o: Expr, *inner: tirx.Var) -> Expr:
             yo, xo, yi, xi, ci = inner
             y, x = yo * down + yi, xo * across + xi
-            if flat:  # past the end, sums of any pixel, which are not read
+            if flat:  # past the end, sums that are not read
                 y, x = tirx.min(x // width, height - 1), x % width
             y, x = window.at(y, x, ry, rx)
             group = g * self.side

@@ -54,12 +54,12 @@ class Window:
 
     @property
     def numbers(self) -> list[int]:
-        """All that it is, as an annotation of a block can hold it."""
+        """All its fields, for an annotation of a block."""
         return [*self.size, *self.strides, *self.dilation, *self.padding]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[int]) -> Window:
-        """Make the window of these `numbers`."""
+        """Return the window with these `numbers`."""
         a, b, c, d, e, f, *padding = (int(number) for number in numbers)
         return cls((a, b), (c, d), (e, f), (padding[0], padding[1], padding[2], padding[3]))
 
@@ -85,7 +85,7 @@ class Window:
         return not any(self.padding[:2]) and all(fits)
 
     def sees_nearest(self, image: Sequence[int], out: Sequence[int]) -> bool:
-        """Whether a window that leaves an image sees the pixel nearest to where it does so, too."""
+        """Whether each window that leaves the image also contains the nearest pixel inside."""
         starts = [
             before < size and sizes.holds((count - 1) * stride - before < extent)
             for before, size, count, stride, extent in zip(
@@ -116,7 +116,7 @@ def refuse_unknown_channels(ir_mod: tvm.IRModule) -> None:
     Raises
     ------
     UnsupportedOperator
-        There are such.
+        It does.
     """
     for _, function in ir_mod.functions_items():
         if not isinstance(function, relax.Function):
@@ -183,7 +183,7 @@ def pad(
 
 
 def continued(image: te.Tensor, window: Window, pixels: tuple[int, int]) -> te.Tensor:
-    """Continue an NHWC image past its border with the pixel that is nearest.
+    """Extend an NHWC image past its border with the nearest pixel.
 
     It has as many rows and columns as what `pad` returns, but is not a copy: reading it reads the
     image.

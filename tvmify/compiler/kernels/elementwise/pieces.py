@@ -48,7 +48,7 @@ _COMPARISONS = {
 def split_rows(
     sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
 ) -> bool:
-    """Schedule a nest piece by piece if its rows consist of some; tell whether they do.
+    """Schedule a nest piece by piece if its rows consist of several; return whether they do.
 
     The block must be a nest of its own, one loop per axis.
     """
@@ -59,7 +59,7 @@ def split_rows(
         return False
     rows = fuse(sch, outer)
     parallel_if_worth(sch, rows, machine, work)
-    # A single row is shared out by itself.
+    # Threads share the vectors of a single row.
     shared = extent(sch, rows) == 1
     shared &= machine.worth_threads(work, traffic(sch.mod["main"], work))
     sch.annotate(row, _PIECES, [lanes, int(shared), *cuts])
@@ -120,13 +120,15 @@ def _vector(row: tirx.For, start: int, width: int, count: int, shared: bool = Fa
 
 
 def _worthwhile_cuts(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[int]:
-    """Lengths of the pieces of a row; none where they are one, too many, or all too short."""
+    """Return the lengths of the pieces of a row; none if there is one, or too many, or all are
+    short.
+    """
     cuts = _cuts(sch, block)
     return cuts if 1 < len(cuts) <= _MOST_PIECES and max(cuts) >= lanes else []
 
 
 def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
-    """Lengths of the pieces in which conditions on the last axis do not change; one if none do."""
+    """Return the lengths of the pieces in which conditions on the last axis are constant."""
     body = sch.get(block)
     if not is_injective(sch, block) or not isinstance(body.body, tirx.BufferStore):
         return []
@@ -142,7 +144,7 @@ def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
 
 @dataclass(frozen=True)
 class _Turn:
-    """A condition has one result in front of a place in the row, and the other from there on."""
+    """A condition has one result before a place in the row, and the other from there on."""
 
     first: bool
     place: int
@@ -157,7 +159,7 @@ def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
     *others, last = [variable.var for variable in block.iter_vars]
     length = int(block.iter_vars[-1].dom.extent)
     turns: dict[Expr, _Turn] = {}
-    # A condition on values repeats those of the values.
+    # A condition may occur several times.
     known: dict[str, _Turn] = {}
     for condition in _comparisons(block.body.value):
         if not uses(condition, [last]):
@@ -174,8 +176,8 @@ def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
 
 
 def _decided(row: tirx.For, turns: dict[Expr, _Turn], place: int) -> tirx.For:
-    """Return the row with the results that conditions have at a place. As each piece would repeat
-    the parts of all others, TVM's passes took the square of their number.
+    """Return the row with its conditions replaced by their results at a place. Otherwise each piece
+    would contain the code of all others, and TVM's passes would take quadratic time.
     """
     realize = row.body
     block = realize.block
@@ -216,7 +218,7 @@ def _decided(row: tirx.For, turns: dict[Expr, _Turn], place: int) -> tirx.For:
 
 
 def _tensors(value: Expr) -> set[tirx.Buffer]:
-    """The tensors that an expression reads."""
+    """Return the tensors that an expression reads."""
     found = set()
 
     def visit(node: Expr) -> Expr | None:
@@ -255,7 +257,7 @@ def _turn(condition: Expr, axis: tirx.Var, length: int) -> _Turn:
     compare = _COMPARISONS[type(condition)]
 
     def at(place: int) -> bool:
-        # Most conditions compare the place itself, where an analyzer takes 20 times as long.
+        # Most conditions compare the place itself; an analyzer would take 20 times as long.
         if a.same_as(axis) and isinstance(b, tirx.IntImm):
             return compare(place, int(b))
         if b.same_as(axis) and isinstance(a, tirx.IntImm):

@@ -26,9 +26,10 @@ from tvmify.compiler.kernels.elementwise.pieces import split_rows
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Loops that decide conditions, as over the many small parts of a concatenation, are unrolled in
-#: nests of at most so many vectors. Enough for the 27 parts of DLRM's; nothing longer was measured.
+#: nests of at most this many vectors. It suffices for the 27 parts of DLRM; nothing longer was
+#: measured.
 _UNROLLED = 128
-#: Iterations that are enough to be shared out: eight for each of two threads.
+#: Enough iterations to divide among threads: eight for each of two threads.
 _SHARED = 16
 
 
@@ -71,8 +72,9 @@ def schedule_block(
     sums
         How many vectors of sums there are inside, at most.
     rows
-        Whether the vectors of a row are a loop of their own. As one with the rows there are more of
-        them to share, but TVM divides to learn in which row it is, and whether that ends here.
+        Whether the vectors of a row are a loop of their own. Fused with the loop over rows, there
+        are more iterations to share, but each divides to find its row, and checks whether the row
+        ends there.
 
     Raises
     ------
@@ -116,10 +118,11 @@ def schedule_block(
 
 
 def _shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
-    """Return how many loops become the one that is shared out among threads: all, unless it would
-    be divided by a symbol to learn in which row it is. That takes as long as several vectors, and
-    TVM does not understand all quotients of padded sizes. So loops from the last symbolic one on
-    are loops of their own; only that one is not, where there would be too few iterations to share.
+    """Return how many of the outer loops are fused into the one that threads share: all, unless its
+    index would be divided by a symbol. Such a division takes as long as several vectors, and TVM
+    does not understand all quotients of padded sizes. So the loops from the last symbolic one on
+    stay separate; only where too few iterations would be left to share, the symbolic one is fused
+    as well.
     """
     several = [i for i, loop in enumerate(outer) if is_symbolic(sch, loop) or extent(sch, loop) > 1]
     symbolic = [i for i in several[1:] if is_symbolic(sch, outer[i])]
@@ -135,7 +138,8 @@ def _cut(
 ) -> tuple[list[LoopRV], list[LoopRV]]:
     """Split a row into loops around its vectors, and loops of these, of which lanes are the last.
 
-    A short row is one vector if it is `alone`, or fills half of one, and else has none.
+    A row shorter than a register is one vector if it is `alone` or fills half a register; otherwise
+    it is not vectorized.
     """
     length = extent(sch, row)
     if length < lanes and not is_symbolic(sch, row):
@@ -143,8 +147,8 @@ def _cut(
     around, vector = sch.split(row, [None, lanes])
     if not sums:
         return [around], [vector]
-    # Several vectors of sums stay in registers: one alone waits for its own additions, and takes
-    # one cache line of each row.
+    # Several vectors of sums stay in registers: a single one would wait for its own additions, and
+    # read one cache line of each row.
     width = next(n for n in (8, 4, 2, 1) if n <= sums and extent(sch, around) % n == 0)
     around, several = sch.split(around, [None, width])
     return [around], [several, vector]
@@ -179,9 +183,9 @@ def _axes_in_conditions(sch: s_tir.Schedule, block: SBlockRV) -> list[bool]:
 
 
 def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    """How many trailing spatial axes can be one: memory runs on through them in every tensor.
+    """Return how many trailing spatial axes can be fused: they are contiguous in every tensor.
 
-    At least one. A tensor counts when it is indexed by exactly these axes at its end, whole, or by
+    At least one. A tensor must be indexed by exactly these axes at its end, each in full, or by
     none of them.
     """
     body = sch.get(block)

@@ -95,9 +95,9 @@ def _signs_differ(rest: Scalar, divisor: Scalar) -> Scalar:
 def to_integer(x: Scalar, dtype: str) -> Scalar:
     """Return a float without its fraction, as an integer; one that is out of range as in torch.
 
-    LLVM leaves such a cast open, and makes something else of it in a vector than in a tail. Torch
-    casts to 32 or 64 bits, by x86's instruction, which has the least integer for what does not
-    fit, and keeps the low bits of that.
+    To LLVM, such a cast is undefined, and gives different results in vectors and tails. Torch casts
+    to 32 or 64 bits by x86's instruction, which returns the lowest integer for what does not fit,
+    and keeps the low bits.
     """
     if str(x.ty.dtype) in ("float16", "bfloat16"):
         x = tirx.Cast("float32", x)

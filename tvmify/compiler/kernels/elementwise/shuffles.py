@@ -18,8 +18,8 @@ SHUFFLES = "tvmify.shuffles"
 def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Mark a scheduled function if lanes of a vector are divided, multiplied or turned round.
 
-    Looking through every load of every function where they are flat, and loops unrolled, would
-    take as long as the schedules do.
+    To search all loads of all functions once they are flat and unrolled would take as long as
+    scheduling.
     """
     found = False
 
@@ -57,7 +57,7 @@ def _reads_out_of_order(value: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tir
 
 
 def _is_in_order(index: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
-    """Whether lanes read one element after the other, or all of them the same.
+    """Whether lanes read consecutive elements, or all the same one.
 
     As in ``channel % 24``, where vectors of 8 lanes begin at multiples of 8.
     """

@@ -29,7 +29,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         step[axis] = int(by)
 
     def sliced(x: te.Tensor) -> te.Tensor:
-        # Shapes are in symbols of the function; what begins elsewhere has those of the program.
+        # Shapes are in symbols of the function; a start is in symbols of the program.
         own = {v.name: v for size in x.shape for v in sizes.variables_of(size)}
 
         def place(at: Expr, size: Size, start: Size, by: int) -> Expr:

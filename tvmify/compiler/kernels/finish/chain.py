@@ -21,7 +21,7 @@ from tvmify.compiler.kernels.common.rewriting import substitute
 
 @dataclass(frozen=True)
 class Chain:
-    """What becomes of each result of a kernel before it is stored at the same place.
+    """The computation on each result of a kernel before it is stored, at the same place.
 
     Attributes
     ----------
@@ -41,8 +41,8 @@ class Chain:
     def of(cls, sch: s_tir.Schedule, anchor: str) -> Chain | None:
         """Inline all that follows the block `anchor`, and return it.
 
-        None if that is more than one expression, if the caller gets the result that it is of, too,
-        or if that is broadcast.
+        None if it is more than one expression, or if the kernel's own result is also an output, or
+        is broadcast.
         """
         names = [sch.get(block).name_hint for block in blocks_of(sch)]
         following = names[names.index(anchor) + 1 :]
@@ -80,12 +80,12 @@ class Chain:
     def apply(
         self, result: Expr, place: Sequence[Expr], arguments: Mapping[tirx.Var, tirx.Var]
     ) -> Expr:
-        """Write the expression down for a result at a place.
+        """Return the expression for a result at a place.
 
         Parameters
         ----------
         arguments
-            What the arguments of the function that the chain is from are called here.
+            The buffers here for the parameters of the function that the chain comes from.
         """
         known = dict(zip(self.place, place, strict=True))
 
@@ -101,7 +101,7 @@ class Chain:
 
 
 def _loads(value: Expr) -> list[TensorLoad]:
-    """Return every element that an expression reads, those in indices aside."""
+    """Return every element that an expression reads, except those in indices."""
     found: list[TensorLoad] = []
 
     def visit(node: Expr) -> Expr | None:

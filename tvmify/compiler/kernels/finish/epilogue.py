@@ -23,7 +23,7 @@ def inline_producers(sch: s_tir.Schedule, anchor: str, keep: tuple[str, ...] = (
 
 
 def inline_chain(sch: s_tir.Schedule, first: str) -> None:
-    """Inline every element-wise block behind `first` into those that read it, but for results."""
+    """Inline every element-wise block after `first` into its readers, except outputs."""
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     for name in names[names.index(first) + 1 :]:
         block = sch.get_sblock(name)

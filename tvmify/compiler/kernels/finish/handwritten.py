@@ -22,9 +22,9 @@ from tvmify.compiler.kernels.finish.chain import Chain
 from tvmify.compiler.kernels.finish.epilogue import inline_producers
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: Attribute of a function that may store a result twice. No result may then take the memory of an
-#: operand, as TVM lets it where each store by itself reads what it overwrites: the second would
-#: read what the first has stored.
+#: Attribute of a function that may store a result twice. No result may then share memory with an
+#: operand, which TVM allows if each element is read before it is overwritten: the second store
+#: would read what the first has written.
 STORES_TWICE = "tvmify.stores_twice"
 
 
@@ -36,14 +36,16 @@ class Handwritten(Rule):
     name
         The name of the rule, and of its block.
     again
-        Whether a kernel stores some results twice, each time the same.
+        Whether a kernel stores some results twice, with the same values.
     """
 
     def __init__(self, name: str, *, again: bool = False) -> None:
         self.name, self.anchors, self.again = name, frozenset({name}), again
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
-        """Draw what follows the anchor into it, if it is one expression, or schedule that."""
+        """Fuse what follows the anchor into its stores, if that is one expression; otherwise
+        schedule it.
+        """
         function = sch.mod["main"]
         if len(blocks_of(sch)) > 1:
             work = total_work(sch)
@@ -61,8 +63,8 @@ class Handwritten(Rule):
 def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
     """Return a function of an anchor and a chain as one of the anchor alone.
 
-    None if there are other nests, or if results are needed elsewhere than at their place, or by the
-    kernel itself, as the cell of an LSTM.
+    None if there are other nests, or if results are read at other places, or by the kernel itself,
+    as the cell of an LSTM is.
     """
     root = function.body.block
     if len(root.body.seq) != 2:

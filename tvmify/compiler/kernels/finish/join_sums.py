@@ -66,9 +66,9 @@ def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimF
 def _with_symbols_of(
     first: tirx.PrimFunc, second: tirx.PrimFunc, place: int
 ) -> tirx.PrimFunc | None:
-    """Return the second function with the symbols that the first has for what it computes.
+    """Return the second function in the symbols of the first.
 
-    None if the first has something else there: a function can take no size from ``n + 1``.
+    None if a size of the first is not a plain symbol: a function cannot infer one from ``n + 1``.
     """
     pairs = zip(second.params[place].ty.shape, first.params[-1].ty.shape, strict=True)
     symbols = {own: size for own, size in pairs if isinstance(own, tirx.Var)}
@@ -93,7 +93,7 @@ def _reads_each_once(function: tirx.PrimFunc, place: int) -> bool:
     ]
     if len(readers) != 1 or "R" not in kinds(sch, readers[0]):
         return False
-    # The last of some blocks of a sum may be shorter, for which it takes more steps.
+    # The last block of a sum may be shorter than the others.
     return iterations(sch, readers[0]) < 2 * element_count(parameter.ty.shape)
 
 
@@ -110,7 +110,7 @@ def _is_elementwise(function: tirx.PrimFunc) -> bool:
 
 
 def _is_at(own: list[tirx.Var], index: list[Expr]) -> bool:
-    """Whether an index is some of one's own, in their order, and numbers between them."""
+    """Whether an index consists of some of the given variables, in order, and numbers."""
     rest = iter(own)
     return all(
         isinstance(axis, tirx.IntImm) or any(axis.same_as(variable) for variable in rest)

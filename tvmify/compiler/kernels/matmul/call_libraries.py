@@ -77,7 +77,7 @@ class _Calling(PyExprMutator):
         super().__init__(ir_mod)
         self.values, self.readers = values_and_readers(ir_mod["main"])
         self.weights = weights_of(ir_mod["main"])
-        #: The library for each workload and order of the weights; None for our own kernel.
+        #: The library for each workload and layout of the weights; None for our own kernel.
         self.chosen: dict[tuple[plans.Workload, bool], libraries.Library | None] = {}
         self.called: dict[str, str] = {}
         #: Bytes of the weights that our own kernels no longer read.

@@ -34,7 +34,7 @@ VECTORS, _WORDS = 4, 3
 _THREE, _MIDDLE, _FRACTION = 3.0, 0x400000, 0x7FFFFF
 #: The fraction of the largest weight: 3 + 1 would have another exponent.
 _LARGEST = 1 - 2.0**-22
-#: What is left out of a finite one, and the code of NaN, one more than that of minus infinity.
+#: The bits that finite fractions omit, and the code of NaN, one more than that of minus infinity.
 _EXPONENT, _NAN = 0x40000000, 0x800001
 #: The smallest scale, to avoid divisions by zero; and the largest float32.
 _LEAST, _MOST = 2.0**-120, (2 - 2.0**-23) * 2.0**127
@@ -115,7 +115,7 @@ def words_of(panels: te.Tensor, scales: te.Tensor) -> te.Tensor:
         weight, scale = panels(*index), scales(*index[:-1])
         fraction = weight / scale
         bits = tirx.reinterpret("int32", tirx.min(fraction, _LARGEST) + _THREE) & _FRACTION
-        # Only zero is zero: what it is multiplied by may be infinite.
+        # Only zero may become zero: it may be multiplied by infinity.
         upwards = tirx.Select(scale > 0, weight, -weight)
         least = _MIDDLE + (upwards > 0).astype("int32") - (upwards < 0).astype("int32")
         finite = tirx.Select(bits == _MIDDLE, least, bits)

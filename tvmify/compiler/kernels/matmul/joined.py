@@ -82,7 +82,7 @@ class Joined(Product):
         return cls(tuple(left), stack, out, batch, rows, columns, work.depth, plan, dtype, paired)
 
     def pack(self, right: te.Tensor) -> te.Tensor:
-        """Lay one of the matrices out as ``[columns / tile, blocks, 1, block, tile]``."""
+        """Pack one of the matrices as ``[columns / tile, blocks, 1, block, tile]``."""
         width, length = self.plan.columns, self.plan.depth
 
         def element(*index: tirx.Var) -> Expr:

@@ -122,8 +122,8 @@ def _within(plan: Plan, rows: int) -> Plan:
 
 
 def fewest(block: int) -> int:
-    """Return how many of the tiles of a block there are for the fewest symbolic rows. It is not one
-    of several: each tile would fetch the panel for itself, as a single one does.
+    """Return how many tiles of a block there are for the smallest likely number of rows. At least
+    two, unless a block has one: a single tile would prefetch the whole panel by itself.
     """
     return max(int(block * _LIKELY[0]), min(block, 2))
 

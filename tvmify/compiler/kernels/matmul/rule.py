@@ -158,7 +158,9 @@ class Cut:
         return self.work / (self.row_tiles * self.rows) * self.bits / 8
 
     def is_narrow(self, products: int = 1) -> bool:
-        """Whether few columns, of some products, meet each row: then rows are worth prefetching."""
+        """Whether each row is multiplied by few columns (of several products): then prefetching
+        rows pays.
+        """
         columns = products * self.column_tiles * self.columns
         return columns <= MATMUL.wide * self.row_tiles * self.rows
 
@@ -256,7 +258,7 @@ def split_into_tiles(
 def _split_rows(sch: s_tir.Schedule, cut: Cut, row: LoopRV) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Split a loop over rows into blocks of tiles, tiles, and the rows of a tile.
 
-    If there are symbolic rows, the last of each may have fewer (see `bound_loops`).
+    If rows are symbolic, the last block and tile may have fewer (see `bound_loops`).
     """
     if not is_symbolic(sch, row):
         return sch.split(row, [cut.row_tiles // cut.block, cut.block, cut.rows])

@@ -132,12 +132,12 @@ class Product:
     def row_of_panel(
         self, outer: Sequence[Expr], column_tile: Expr, block: Expr, step: Expr
     ) -> tuple[Expr, ...]:
-        """Return where one step of a block of a panel is in what `pack` lays out."""
+        """Return the index, in what `pack` returns, of one step of a block of a panel."""
         along = block * self.plan.depth + step
         return *_align(outer, self.right[:-2]), column_tile, along
 
     def element(self, left: te.Tensor, at: Sequence[Expr], block: Expr, step: Expr) -> Expr:
-        """Return what one step of a block multiplies of a row."""
+        """Return the element of a row that one step of a block multiplies."""
         return self.step(lambda i: left(*at, i), block * self.plan.depth + step)
 
     def with_both(self, left: te.Tensor, right: te.Tensor) -> te.Tensor:
@@ -342,7 +342,7 @@ def workload(
 def stacked(right: Sequence[Size], out: Sequence[Size]) -> list[int]:
     """Return the leading axes of a product, `out`, along which there are several right-hand sides.
 
-    Axes of one element beside them count as such; where there are no others, the list is empty.
+    Axes of one element next to them are included; if there are only such axes, the list is empty.
     """
     own = [*[1] * (len(out) - len(right)), *right[:-2]]
     if all(map(sizes.is_one, own)):
@@ -373,7 +373,7 @@ def flatten(index: Sequence[Expr], shape: Sequence[Size]) -> Expr:
 
 
 def unflatten(number: Expr, shape: Sequence[Size]) -> list[Expr]:
-    """Return the place of a number in leading axes: what `flatten` takes."""
+    """Return the index on each leading axis; the inverse of `flatten`."""
     if not sizes.is_static(*shape) and len(own := _not_one(range(len(shape)), shape)) == 1:
         return [number if axis in own else tirx.const(0, "int64") for axis in range(len(shape))]
     index = []

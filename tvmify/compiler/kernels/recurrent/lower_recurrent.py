@@ -61,7 +61,7 @@ def describe(
 
 @compiler_pass
 class LowerRecurrent(PyExprMutator):
-    """Replace the calls that `describe` makes; wants the target's scope to be open."""
+    """Replace the calls that `describe` makes. The target must be current."""
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
         super().__init__(ir_mod)
@@ -82,7 +82,7 @@ class LowerRecurrent(PyExprMutator):
         return recurrence.lowered(reverse=bool(reverse.value.numpy()), cell=is_read)
 
     def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
-        """Take a result itself: to put results into a tuple would be work of each call."""
+        """Read a result directly: building a tuple would take time in each call."""
         item = super().visit_tuple_getitem_(op)
         results = self.lookup_binding(item.tuple_value)
         return results.fields[item.index] if isinstance(results, relax.Tuple) else item
@@ -107,7 +107,7 @@ class _Recurrence:
         self.plan = choose(own, machine, lambda: _sample(own.likely))
 
     def lowered(self, *, reverse: bool, cell: bool) -> relax.Tuple:
-        """Emit it, and return what is read of what the call that stood for it returned."""
+        """Emit the pass, and return the results that the original call had."""
         plan, builder = self.plan, self.builder
         weights = builder.emit_te(self._packed, self.of_state, primfunc_name_hint="pack_state")
         arguments = [self._projected(), weights, *(self._padded(state) for state in self.first)]
@@ -125,7 +125,9 @@ class _Recurrence:
         return relax.Tuple([self._cut(result) for result in results])
 
     def _projected(self) -> relax.Expr:
-        """The inputs' part of all gates of all steps, ``[steps, batch, gates, padded]``."""
+        """The contribution of the inputs to all gates of all steps, ``[steps, batch, gates,
+        padded]``.
+        """
         plan, builder = self.plan, self.builder
         weights = builder.emit_te(self._turned, self.of_inputs, primfunc_name_hint="pack_of_inputs")
         product = builder.emit(relax.op.matmul(self.x, weights))
@@ -161,7 +163,7 @@ class _Recurrence:
     # ---------------------------------------------------------------- packing, of weights alone
 
     def _unit(self, tensor: te.Tensor, gate: Any, unit: Any, *rest: Any) -> Any:
-        """An element of a weight or bias, zero for units that are not there."""
+        """An element of a weight or bias; zero for padded units."""
         hidden = self.plan.hidden
         if hidden == self.plan.padded:
             return tensor(gate * hidden + unit, *rest)
@@ -190,7 +192,7 @@ class _Recurrence:
         def element(i: Any) -> Any:
             own = self._unit(of_inputs, i // padded, i % padded)
             other = self._unit(of_state, i // padded, i % padded)
-            if self.plan.gates == 3:  # the new gate's bias of the state stands inside a product
+            if self.plan.gates == 3:  # the reset gate multiplies this bias
                 zero = tirx.const(0, self.plan.dtype)
                 other = tirx.if_then_else(i // padded == 2, zero, other)
             return own + other
@@ -201,9 +203,9 @@ class _Recurrence:
 def _sample(plan: Plan) -> Sample:
     """Return a program of one pass over time.
 
-    An input has a single feature. So the product of all inputs, which is measured by itself, takes
-    next to nothing; but what it leaves is as large as in the program, is padded as the candidate
-    wants it, and was written just now.
+    The input has a single feature, so that the product of all inputs, which is measured separately,
+    takes almost no time. But its result is as large as in the program, is padded as the candidate
+    needs, and is in the caches.
     """
 
     def body(builder: relax.BlockBuilder, given: list[relax.Var]) -> Expr:

@@ -34,7 +34,7 @@ class Plan:
         How many elements of the previous state are summed in registers. The last block may be
         shorter.
     fork
-        Whether the tiles of a step are shared out.
+        Whether threads share the tiles of a step.
     """
 
     steps: Size
@@ -77,17 +77,19 @@ class Plan:
         return "lstm" if self.gates == 4 else "gru"
 
     def with_sizes(self, change: Callable[[Any], Any]) -> Plan:
-        """Return the same for other steps and another batch, given what to make of each."""
+        """Return it with another number of steps and another batch; `change` maps each to its new
+        value.
+        """
         return replace(self, steps=change(self.steps), batch=change(self.batch))
 
     @property
     def likely(self) -> Plan:
-        """With numbers for all sizes: estimates are made with it."""
+        """The same with a number for each size, for estimates."""
         return self.with_sizes(sizes.hint)
 
     @property
     def workload(self) -> str:
-        """What decides how fast its candidates are: not which way time goes."""
+        """The workload: everything that affects the speed of candidates, so not the direction."""
         likely = self.likely
         return f"{self.kind} {likely.steps}x{likely.batch}x{self.hidden} {self.dtype}"
 
@@ -153,9 +155,9 @@ def candidates(own: Plan, machine: Microarchitecture) -> list[Plan]:
 def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
     """Order plans by how long their products take, that of the fastest tile first.
 
-    Rows that are computed twice, and units that are not there, count like others. With more sums
-    than leave registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM,
-    which fill 24 of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
+    Rows that are computed twice, and padded units, count like others. If sums leave too few
+    registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM, which fill 24
+    of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
     """
     bits = bits_of(plan.dtype)
 

@@ -60,7 +60,7 @@ def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
                 sums = tile.sums_of(tile.projected)
 
                 def activate(row: Expr, i: Expr) -> None:
-                    # A cell is old until all rows are through: the last may come twice.
+                    # Cells are updated after all rows, since the last row may be computed twice.
                     kept = tirx.sigmoid(sums[row, 1, i]) * cell[tile.place(row), tile.unit(i)]
                     added = tirx.sigmoid(sums[row, 0, i]) * tirx.tanh(sums[row, 2, i])
                     T.buffer_store(sums, kept + added, [row, 1, i])
@@ -89,7 +89,8 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
 
             def each(tile: _Tile) -> None:
                 def first(row: Expr, gate: Expr, i: Expr) -> Expr:
-                    # What is new has a bias of its own, for the reset gate comes before the sum.
+                    # The new gate has a separate bias, since the reset gate multiplies only one of
+                    # its two sums.
                     own = new_bias[tile.unit(i)]
                     return tirx.Select(gate == 2, own, tile.projected(row, gate, i))
 
@@ -98,7 +99,8 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
                 def activate(row: Expr, i: Expr) -> None:
                     reset, update = (tirx.sigmoid(sums[row, gate, i]) for gate in (0, 1))
                     new = tile.projected(row, 2, i) + reset * sums[row, 2, i]
-                    # Stored first, as TVM's code generator repeats arguments: here a sigmoid.
+                    # Stored first, since TVM's code generator would repeat it: it contains a
+                    # sigmoid.
                     T.buffer_store(sums, new, [row, 2, i])
                     T.buffer_store(sums, tirx.tanh(sums[row, 2, i]), [row, 2, i])
                     old = layer.previous[tile.step % 2, tile.place(row), tile.unit(i)]
@@ -136,7 +138,7 @@ class _Layer:
     ) -> Iterator[None]:
         """Open the anchor, once all arguments are declared, and set the first state."""
         with anchor(name, [self.input, self.weights, self.first_state, *reads], *writes):
-            #: The states before and after a step take turns.
+            #: The states before and after a step use two buffers in turn.
             self.previous = scratch((2, self.plan.batch, self.plan.padded), self.plan.dtype)
             self.copy(self.first_state, self.previous, 0)
             yield
@@ -144,7 +146,7 @@ class _Layer:
     def each_tile(self, body: Callable[[_Tile], None]) -> None:
         """Emit the loops over steps and over tiles of units and rows.
 
-        Of an unknown batch the last rows may be few: they are a tile of as few as do.
+        If the batch is symbolic, the last rows get a tile with only as many rows as may be left.
         """
         plan = self.plan
         shared = T.parallel if plan.fork else T.serial
@@ -174,7 +176,7 @@ class _Tile:
         self.lanes = vectors(layer.plan.tile, layer.plan.lanes)
 
     def place(self, row: Expr) -> Expr:
-        """Return the row of the batch: the last one again where there are no more."""
+        """Return the index of a row of the batch, at most that of the last one."""
         return tirx.min(self.block * self.plan.rows + row, self.plan.batch - 1)
 
     def unit(self, i: Expr) -> Expr:

@@ -48,7 +48,7 @@ def kernel(
 ) -> tirx.PrimFunc:
     """Return the function of a tensor and its running sums, or products, along an axis.
 
-    They are carried in 64 bits, as eager's are: in 32, a million of them lose four digits.
+    They are carried in 64 bits, as in eager: in 32 bits, a million of them lose four digits.
 
     Parameters
     ----------
@@ -71,8 +71,8 @@ def kernel(
     moved = 2 * elements * bits_of(dtype) // 8
 
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        # What follows would be computed without vectors, too: three to seven times as slowly, if it
-        # is an exponential.
+        # An epilogue would not be vectorized, either: an exponential takes three to seven times as
+        # long.
         T.func_attr(OPAQUE if is_one(inner) else FUSIBLE)
         source, result = (argument(role, shape, dtype) for role in ("source", "result"))
         with (
@@ -80,7 +80,7 @@ def kernel(
             tasks(down * across, work, moved, machine) as task,
             block("task"),
         ):
-            # The last rows and columns begin where they fit, and some are computed twice.
+            # The last task is moved back to fit, so that some rows or columns are computed twice.
             first_row = tirx.min(task // across * rows, outer - rows)
             first_column = tirx.min(task % across * columns, inner - columns)
             carry = registers((rows, columns), carried)

@@ -28,8 +28,8 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Partial sums that are added up in one step.
 _STEP = 4
-#: The most partial sums of a row: more than 16 vectors leave the registers, and all that there
-#: may be are stepped through in L1.
+#: The most partial sums of a row. More than 16 vectors do not fit in registers; up to this limit
+#: they stay in L1.
 _WIDEST = 1024
 
 
@@ -66,7 +66,7 @@ class Reduction(_OfSums):
                 if "R" in kinds(sch, block):
                     name = sch.get(block).name_hint
                     _split_into_partials(sch, name, rows, machine, way.vectors)
-        except s_tir.ScheduleError:  # of no kind that TVM splits, as maxima that keep NaN
+        except s_tir.ScheduleError:  # TVM cannot split it, such as maxima that keep NaN
             return None
         *before, last = blocks_of(sch)
         loops = sch.get_loops(last)
@@ -74,8 +74,9 @@ class Reduction(_OfSums):
             row = fuse(sch, loops[:rows])
             parallel_if_worth(sch, row, machine, way.work)
         else:
-            # One row alone has a loop, too: `compute_at` drops the predicates of its partial sums.
-            # With them TVM finds these blocks not affine, and reorders none of their loops.
+            # A single row gets a loop, too: `compute_at` then drops the predicates of its partial
+            # sums, with which TVM would take these blocks for non-affine and refuse to reorder
+            # their loops.
             row = sch.add_unit_loop(loops[0])
         for block in reversed(before):
             sch.compute_at(block, row)
@@ -100,7 +101,7 @@ class ColumnReduction(_OfSums):
 
 
 def _row_axes(sch: s_tir.Schedule) -> int | None:
-    """How many leading axes number the rows; None when not all reductions run along such rows."""
+    """Return how many leading axes number the rows; None if a reduction is not along such rows."""
     blocks = blocks_of(sch)
     if sum(is_output(sch, block) for block in blocks) != 1:
         return None
@@ -129,7 +130,7 @@ def _runs_along_memory(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     innermost = body.iter_vars[-1].var
     regions = [read.region for read in body.reads if read.region]
     if not regions or sizes.is_one(body.iter_vars[-1].dom.extent):
-        return True  # it sums one number, or a constant, again and again
+        return True  # it sums the same number or constant repeatedly
     return uses(max(regions, key=len)[-1].min, [innermost])
 
 
@@ -146,7 +147,7 @@ def _split_into_partials(
     """Turn one sum per row into some vectors of partial sums, folded in steps of four."""
     block = sch.get_sblock(name)
     body = sch.get(block)
-    if len(body.writes) > 1:  # an index travels with the value: scalar
+    if len(body.writes) > 1:  # of a value and its index, which is not vectorized
         return
     lanes = machine.lanes(output_bits(sch, block))
     spatial = kinds(sch, block).count("S")

@@ -2,7 +2,7 @@
 
 The first transforms the inputs of all tiles, the second is a matrix product of each point, and the
 third transforms its results back. Tiles are numbered through all images, so that they are the rows
-of a product, which may be any number. What they pass on goes through L2 or L3; a program for one
+of a product, which may be any number. Intermediate results go through L2 or L3. A program for one
 size has a single kernel instead, whose chunks of tiles divide the image (`template`).
 """
 
@@ -40,7 +40,7 @@ CUT = "tvmify.winograd_cut"
 
 
 def candidates(convolution: Convolution, machine: Microarchitecture) -> list[AnySize]:
-    """Return what there is for a convolution."""
+    """Return the kernels for a convolution; none if it has no such form."""
     window, lanes = convolution.window, machine.lanes()
     square = window.size == (3, 3) and window.dilation == (1, 1)
     known = square and convolution.groups == 1 and convolution.dtype == "float32"

@@ -22,9 +22,9 @@ def _points(*numbers: str) -> tuple[Fraction, ...]:
     return tuple(Fraction(number) for number in numbers)
 
 
-#: Finite points for results at once and taps; infinity is one more. Those of opposite sign are
-#: neighbours. Errors of the textbook's 0, ±1, ±2 for four results of three taps are three to nine
-#: times those of these, near 1/√2 and √2. The others had the smallest of some that were compared.
+#: Finite points by number of results and taps; infinity is one more. Points of opposite sign are
+#: neighbours. For four results of three taps, the textbook's 0, ±1, ±2 have three to nine times the
+#: errors of these, near 1/√2 and √2. The others had the smallest errors among those compared.
 POINTS = {
     (2, 2): _points("0", "1"),
     (2, 3): _points("0", "1", "-1"),
@@ -41,13 +41,14 @@ class Transforms:
     Attributes
     ----------
     points
-        Which they are from, but for infinity; none where there is a product for each result.
+        The points that they are computed from, without infinity; none if each result is one
+        product.
     data
-        B^T, what is multiplied with each stretch of input.
+        B^T, the transform of inputs.
     filter
-        G, what is multiplied with the filter.
+        G, the transform of the filter.
     result
-        A^T, what turns products into results.
+        A^T, the transform of products to results.
     """
 
     points: tuple[Fraction, ...]
@@ -93,7 +94,7 @@ class Filtering:
     """Several results of a filter of some taps at a stride, from fewer products.
 
     At a stride of two, even taps see even inputs and odd taps odd ones: two filters of half the
-    taps, whose results are added. Where it does not save products, only `reach` is defined.
+    taps, whose results are added. If it saves no products, only `reach` is defined.
     """
 
     results: int
@@ -164,15 +165,15 @@ class Filtering:
 
 
 def _choose(values: Sequence[Expr], number: Expr) -> Expr:
-    """One of all values; which one it is, is known when the loop has been unrolled."""
+    """One of several values; its index is constant once the loop is unrolled."""
     chosen = values[-1]
     for i in reversed(range(len(values) - 1)):
         chosen = tirx.Select(number == i, values[i], chosen)
     return chosen
 
 
-# Two points that differ in sign share most of their arithmetic where LLVM finds it spelt alike.
-# With what follows, a tile of F4 takes 144 operations for its inputs instead of 288.
+# Two points that differ in sign share most of their arithmetic, if LLVM finds equal expressions. So
+# the inputs of a tile of F4 take 144 operations instead of 288.
 
 
 def _by_parity(
@@ -180,7 +181,7 @@ def _by_parity(
 ) -> Expr:
     """Add to some columns a multiple of the others, whose sign is that of the point.
 
-    These are the odd ones if zero is among the points, else the even ones.
+    These are the odd ones if zero is among the points, otherwise the even ones.
     """
     plain, signed = (
         [(c, element(i)) for i, c in enumerate(coefficients) if c != 0 and i % 2 == parity]

@@ -145,7 +145,9 @@ class Cut:
 
     @property
     def chunks(self) -> tuple[Any, int]:
-        """Chunks in both directions; of an unknown number of images whole ones of each."""
+        """Chunks in both directions; if the number of images is symbolic, whole chunks of each
+        image.
+        """
         rows, columns = self.grid
         if sizes.is_static(rows):
             high = -(-rows // self.down)
@@ -177,7 +179,9 @@ class Cut:
 
     @property
     def depth(self) -> int:
-        """Length of such a block: whole registers of input channels; of planes, all there is."""
+        """Length of such a block: whole registers of input channels; for planes, the whole
+        reduction.
+        """
         if self.planar:
             return self.taps * self.image[3]
         even = -(-self.image[3] // self.blocks)
@@ -209,7 +213,7 @@ class Cut:
         outputs = panels * self.tile.columns
         weights = self.points * self.pieces * self.depth * outputs
         inputs = chunks * prod(self.stretches)
-        if self.planar:  # each pixel is padded and brought to others beside
+        if self.planar:  # each pixel is also padded and gathered
             inputs *= self.points + self.width * self.window.strides[1]
         else:
             inputs *= self.points * self.channels
@@ -257,7 +261,7 @@ def _tile(rows: int, columns: int, machine: Microarchitecture, narrow: bool) -> 
 
     def cost(tile: tiles.Tile) -> tuple[float, float]:
         panels = -(-columns // tile.columns)
-        if not narrow:  # they are shared out: of an odd number, one core waits for the other
+        if not narrow:  # threads share them: with an odd number, one of two cores would wait
             panels += panels % 2
         count = -(-rows // tile.rows) * panels
         loaded = count * (tile.rows + tile.columns // lanes)

@@ -25,9 +25,9 @@ def redo_spoilt_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     The block `SPOILT` computes the flag. It stands, without loops of its own, in a sequence of
     statements: before the nests that compute the tile again, and a last one that stores either by
-    ``Select(flag == 0, first, again)``. A store that chose for each element would keep registers
-    for both; it does where the tile is not a result of the function, whose memory could be an
-    operand's.
+    ``Select(flag == 0, first, again)``. Selecting per element would keep both in registers. Yet it
+    is done if the tile is not stored in a result of the function, since its memory may be shared
+    with an operand.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def _written(nest: Stmt) -> tirx.Var:
 
 
 def _stored(store: Stmt, flag: tirx.Var, first: bool) -> Stmt:
-    """Return the nest that stores one of both."""
+    """Return the nest that stores one of the two."""
     found = []
 
     def choose(node: Expr) -> Expr | None:

@@ -59,7 +59,7 @@ from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: The axes that say what a product reads of the inputs, in the order of their loops.
+#: The axes that determine which inputs a product reads, in the order of their loops.
 _READ = ("point", "block", "group")
 
 
@@ -117,7 +117,7 @@ def schedule_tile(
         Whether tiles have several rows; those of one row are transformed across alone.
     """
     in_registers(sch, store)
-    # The flag before what it guards.
+    # The flag comes before the code that it guards.
     results = (RESULT, UP) if has_rows else (RESULT,)
     for name in (SPOILT, CHECK, *results, EXACT):
         block = sch.get_sblock(name)
@@ -154,7 +154,7 @@ def _cut(
     else:
         chunk, sums = fuse(sch, [fy, fx]), t
     if find(sch, SPLIT) is not None:
-        # By rows, since the loops along a last group that is shorter would depend on where it ends.
+        # By rows: loops along a shorter last group would depend on where it ends.
         sums = sch.split(dx, [None, rows])[0] if across % rows == 0 else dy
     return chunk, sums, vector
 
@@ -162,7 +162,7 @@ def _cut(
 def in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
     """Unroll the rows and columns of a tile, and vectorise its channels.
 
-    By columns, what one column is computed from is loaded once and not kept beside that of others.
+    Going by columns, the inputs of each column are loaded once, and not kept with those of others.
     """
     *_, row, column, channel = sch.get_loops(block)
     if by_columns:
@@ -219,7 +219,7 @@ def _schedule_data(
 
 
 def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
-    """Transform vectors of tiles, for which pixels that are some apart are brought together."""
+    """Transform vectors of tiles, for which strided pixels are gathered."""
     data, split = sch.get_sblock(DATA), sch.get_sblock(SPLIT)
     sch.compute_at(data, chunk, preserve_unit_loops=True)
     line, vector, point, lane = loops_along(sch, data, "line", "vector", "point", LANE)
@@ -233,7 +233,7 @@ def _schedule_planes(sch: s_tir.Schedule, chunk: LoopRV, lanes: int) -> None:
 
 
 def schedule_exact(sch: s_tir.Schedule) -> None:
-    """Keep the tile in registers here too: an input may be NaN from end to end."""
+    """Keep the tile in registers here, too: all of an input may be NaN."""
     exact = sch.get_sblock(EXACT)
     nest = loops_along(sch, exact, "window_y", "window_x", "input", "y", "x", LANE)
     sch.reorder(*nest)

@@ -1,7 +1,8 @@
 """Winograd convolution, in tiles of 2×2, 4×4, 1×2 or 1×4 results.
 
-A NaN or infinity in the input of a tile spoils all of its results, while in eager it spoils only
-the pixels that see it. So a tile whose results are not all finite is recomputed directly.
+A NaN or infinity in the input of a tile makes all of its results NaN, while in eager it affects
+only the pixels whose window contains it. So a tile whose results are not all finite is recomputed
+directly.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ _LARGEST = float(np.finfo(_DTYPE).max)
 def candidates(
     convolution: Convolution, machine: Microarchitecture, of_any_batch: bool = False
 ) -> list[Winograd]:
-    """Return the kernels there are for a convolution.
+    """Return the Winograd kernels for a convolution.
 
     Parameters
     ----------
     of_any_batch
-        Whether they are to serve any number of images: then no chunk is of several.
+        Whether they should serve any number of images: then each chunk is of one image.
     """
     image, out, window = convolution.image, convolution.out, convolution.window
     (height, width), (stride, apart) = window.size, window.strides
@@ -67,11 +68,11 @@ def candidates(
         return []
     sizes = [(2, 2)]
     if stride == 1:
-        # At stride 2 they save a fifth of the products of 2×2 and read thrice the weights.
+        # At stride 2 they save a fifth of the products of 2×2 and read three times the weights.
         sizes.append((4, 4))
         if (
             out[0] == 1 and not of_any_batch
-        ):  # of several images there are rows enough to read weights for
+        ):  # several images have enough rows for each read of the weights
             sizes.append((1, 2))
     return [
         Winograd.of(image, out, window, *size, shared, machine, of_any_batch=of_any_batch)
@@ -81,13 +82,13 @@ def candidates(
 
 
 class Winograd(Cut):
-    """The kernel, and what makes its arguments of the weights."""
+    """The kernel, and the functions that pack its weights."""
 
     hint = "conv2d_winograd"
 
     @property
     def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
-        """What makes the kernel's arguments of the weights."""
+        """The functions that pack the weights."""
         return self.pack, self.pack_exact
 
     def pack(self, kernel: te.Tensor) -> te.Tensor:
@@ -139,7 +140,7 @@ class Winograd(Cut):
 
     def kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
         """The convolution of an image with weights in both packings."""
-        if not sizes.is_static(self.out[0]):  # a function has variables of its own
+        if not sizes.is_static(self.out[0]):  # each function has its own symbols
             given = tuple((image.shape[0], *shape[1:]) for shape in (self.image, self.out))
             return replace(self, image=given[0], out=given[1])._kernel(image, packed, exact)
         return self._kernel(image, packed, exact)
@@ -155,16 +156,14 @@ class Winograd(Cut):
         padded = pad(image, self.window, size, PAD, channels=self.channels, planar=self.planar)
 
         def pixel(place: Sequence[Expr], y: Expr, x: Expr, channel: Expr) -> Expr:
-            """What a tile, by chunk and place in the chunk, sees of a channel, at (y, x) of it."""
+            """The element at (y, x) of the input of a tile, in one channel."""
             fy, fx, down, across = place
             first, column = fy * self.down, (fx * self.across + across) * width * apart
             if self.taps > 1:  # chunks are of one image
                 b, row = first // tall, first % tall + down
             else:
                 row = first + down
-                if (
-                    sizes.is_static(rows) and rows % self.down
-                ):  # rows of the last chunk that are not there: the last again
+                if sizes.is_static(rows) and rows % self.down:  # past the last row, read it again
                     row = tirx.min(row, rows - 1)
                 b, row = row // tall, row % tall
             index = (b, row * height * stride + y, column + x, channel)
@@ -263,7 +262,7 @@ class Winograd(Cut):
         return te.compute(shape, data, name=DATA, attrs=axes)
 
     def _number(self, group: Expr, tile: Expr) -> Expr:
-        """Number the tiles of a chunk through; of those that are not there, the last one again."""
+        """Number the tiles of a chunk consecutively; past the last tile, return it again."""
         number, last = group * self.tile.rows + tile, self.down * self.across - 1
         return tirx.min(number, last) if (last + 1) % self.tile.rows else number
 
