@@ -132,6 +132,10 @@ def _first_left_out(builder, x, weight):
     return _linear(builder, builder.emit(rest), weight)
 
 
+def _with_bias(builder, x, weight, bias):
+    return op.add(_linear(builder, x, weight), bias)
+
+
 def _over_one_more(builder, x, last):
     keys = builder.emit(op.concat([x, last], 0))
     scores = builder.emit(op.matmul(x, builder.emit(op.permute_dims(keys))))
@@ -307,6 +311,13 @@ CASES = {
         [(("s0", 64), _FLOAT)],
         lambda x: x[:, ::2],
         _ELEMENTWISE,
+    ),
+    "windows of several rows": Case(
+        _with_bias,
+        [(("s0", 2, 2, 64), _FLOAT)],
+        lambda x, w, bias: x @ w.T + bias,
+        _MATMUL,
+        [_WEIGHTS[0], random(96, seed=7)],
     ),
     "a sum over one more": Case(
         _over_one_more,

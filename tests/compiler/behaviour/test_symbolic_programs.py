@@ -25,6 +25,15 @@ def _two(other: Callable[[int], int]) -> list[tuple[tuple[int, ...], ...]]:
     return [((n, 6), (other(n), 6)) for n in LENGTHS]
 
 
+def _windows(x: torch.Tensor) -> torch.Tensor:
+    """Return attention within windows of 4 places, of which pairs share masks."""
+    windows = x.view(-1, 4, 6)
+    scores = windows @ windows.transpose(1, 2)
+    mask = torch.arange(32.0).view(2, 4, 4)
+    scores = scores.view(-1, 2, 4, 4) + mask
+    return scores.view(-1, 4, 4).softmax(-1) @ windows
+
+
 @pytest.mark.parametrize(
     ("program", "shapes"),
     [
@@ -73,6 +82,7 @@ def _two(other: Callable[[int], int]) -> list[tuple[tuple[int, ...], ...]]:
             [((2 * n, 3),) for n in LENGTHS],
             id="pairs",
         ),
+        pytest.param(_windows, [((8 * n, 6),) for n in LENGTHS], id="attention within windows"),
     ],
 )
 def test_one_program_serves_all_lengths(

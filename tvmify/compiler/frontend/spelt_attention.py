@@ -253,7 +253,8 @@ class _Recogniser:
 
     def call(self, operator: OpOverload, *args: Any) -> fx.Node:
         """Return a node that calls an operator; equal calls share one, as layers share a mask."""
-        made = (operator, *args)
+        # symbols themselves cannot be compared without a guard
+        made = (operator, *(identities_of(x) if isinstance(x, tuple) else x for x in args))
         if made not in self.made:
             node = args[0].graph.call_function(operator, args)
             node.meta = {"val": operator(*fx.node.map_arg(args, lambda x: x.meta["val"]))}

@@ -232,20 +232,29 @@ def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
             return symbol + more if int(more) else symbol
     if not isinstance(size, tirx.Mul):
         return symbol if tvm_ffi.structural_equal(part, size) else None
-    rest = _factors(part)
-    for factor in _factors(size):
+    number, rest = _factors(part)
+    own_number, own = _factors(size)
+    for factor in own:
         place = next((i for i, one in enumerate(rest) if _equal(one, factor)), None)
         if place is None:
             return None
         del rest[place]
-    result: Expr = symbol
+    if number % own_number:
+        return None
+    result: Expr = symbol if number == own_number else symbol * (number // own_number)
     for factor in rest:
         result = result * factor
     return result
 
 
-def _factors(size: Expr) -> list[Expr]:
-    return [*_factors(size.a), *_factors(size.b)] if isinstance(size, tirx.Mul) else [size]
+def _factors(size: Expr) -> tuple[int, list[Expr]]:
+    """Return the product of the numbers among the factors of a size, and the other factors."""
+    if isinstance(size, tirx.IntImm):
+        return int(size), []
+    if not isinstance(size, tirx.Mul):
+        return 1, [size]
+    (number, factors), (more, others) = _factors(size.a), _factors(size.b)
+    return number * more, [*factors, *others]
 
 
 def _equal(one: Expr, other: Expr) -> bool:
