@@ -59,6 +59,7 @@ def test_group_norms_write_no_squares(shape: tuple[int, ...]):
         pytest.param(lambda x: x.exp().softmax(-1), id="in several stages"),
         pytest.param(lambda x: F.avg_pool2d(x.exp(), 3, 1), id="several times each"),
         pytest.param(lambda x: x.exp().cumsum(-1), id="in order"),
+        pytest.param(lambda x: x.exp().cumsum(1).sum(), id="by a kernel without axes"),
     ],
 )
 def test_shared_operand_is_computed_once(function: Function):

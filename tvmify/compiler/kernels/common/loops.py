@@ -50,8 +50,12 @@ def is_reduction_loop(sch: s_tir.Schedule, loop: LoopRV) -> bool:
 
 
 def is_injective(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether each iteration of the block writes an element of its own."""
-    return set(kinds(sch, block)) <= {"S"}
+    """Whether each iteration of the block writes an element of its own.
+
+    A handwritten kernel does not: it is a block of one iteration, with loops of its own.
+    """
+    is_one_store = isinstance(sch.get(block).body, tirx.BufferStore)
+    return is_one_store and set(kinds(sch, block)) <= {"S"}
 
 
 def is_output(sch: s_tir.Schedule, block: SBlockRV) -> bool:

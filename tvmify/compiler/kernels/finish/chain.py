@@ -45,8 +45,14 @@ class Chain:
         is broadcast.
         """
         names = [sch.get(block).name_hint for block in blocks_of(sch)]
-        following = names[names.index(anchor) + 1 :]
         results = [region.source for region in sch.get(sch.get_sblock(anchor)).writes]
+        return cls.behind(sch, results, names[names.index(anchor) + 1 :])
+
+    @classmethod
+    def behind(
+        cls, sch: s_tir.Schedule, results: Sequence[tirx.Var], following: Sequence[str]
+    ) -> Chain | None:
+        """Do the same for the results of a kernel, and the names of the blocks that follow it."""
         if any(result in sch.mod["main"].params for result in results):
             return None
         count = exact_iterations(sch, sch.get_sblock(following[0]))

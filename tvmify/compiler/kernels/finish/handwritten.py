@@ -14,12 +14,11 @@ from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.inlining import total_work
-from tvmify.compiler.kernels.common.loops import blocks_of
+from tvmify.compiler.kernels.common.loops import blocks_of, is_injective
 from tvmify.compiler.kernels.common.rewriting import rewrite
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.chain import Chain
-from tvmify.compiler.kernels.finish.epilogue import inline_producers
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Attribute of a function that may store a result twice. No result may then share memory with an
@@ -48,28 +47,84 @@ class Handwritten(Rule):
         """
         function = sch.mod["main"]
         if len(blocks_of(sch)) > 1:
-            work = total_work(sch)
-            inline_producers(sch, self.name)  # of the chain: the kernel has none
-            chain = Chain.of(sch, self.name)
-            whole = chain and _storing(sch.mod["main"], chain)
-            if whole is None:
-                for block in blocks_of(sch):
-                    if sch.get(block).name_hint != self.name:
-                        schedule_block(sch, block, machine, work)
-            function = whole or sch.mod["main"]
+            function = _with_epilogue(sch, self.name, machine)
         return s_tir.Schedule(function.with_attr(STORES_TWICE, True) if self.again else function)
 
 
-def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
-    """Return a function of an anchor and a chain as one of the anchor alone.
+def _with_epilogue(sch: s_tir.Schedule, name: str, machine: Microarchitecture) -> tirx.PrimFunc:
+    """Return a function with the blocks around its anchor fused into it, or scheduled.
+
+    The anchor is left out meanwhile: if sizes are symbolic, TVM cannot prove that a block without
+    axes writes everything that others read, and then inlines nothing.
+    """
+    function = sch.mod["main"]
+    anchor, others = _apart(function, name)
+    rest = s_tir.Schedule(_with_body(function, others))
+    names = [sch.get(block).name_hint for block in blocks_of(sch)]
+    place = names.index(name)
+    for before in names[:place]:  # which the chain reads, and the kernel does not
+        if is_injective(rest, rest.get_sblock(before)):
+            rest.compute_inline(rest.get_sblock(before))
+    results = [region.source for region in anchor.block.writes]
+    chain = Chain.behind(rest, results, names[place + 1 :])
+    whole = chain and _storing(rest.mod["main"], anchor.block, chain)
+    if whole is not None:
+        return whole
+    work = total_work(sch)
+    for block in blocks_of(rest):
+        schedule_block(rest, block, machine, work)
+    scheduled = rest.mod["main"]
+    return _with_body(scheduled, [anchor, *_statements(scheduled)])
+
+
+def _apart(function: tirx.PrimFunc, name: str) -> tuple[s_tir.SBlockRealize, list[Stmt]]:
+    """Return the anchor of a function, and its other statements."""
+    statements = _statements(function)
+    (place,) = (
+        place
+        for place, statement in enumerate(statements)
+        if isinstance(statement, s_tir.SBlockRealize) and statement.block.name_hint == name
+    )
+    return statements.pop(place), statements
+
+
+def _statements(function: tirx.PrimFunc) -> list[Stmt]:
+    body = function.body.block.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _with_body(
+    function: tirx.PrimFunc, statements: list[Stmt], unused: tirx.Var | None = None
+) -> tirx.PrimFunc:
+    """Return a function with other statements, and without a tensor that they do not use."""
+    root = function.body.block
+    root = s_tir.SBlock(
+        [],
+        [],
+        [],
+        root.name_hint,
+        statements[0] if len(statements) == 1 else tirx.SeqStmt(statements),
+        alloc_buffers=[b for b in root.alloc_buffers if not b.same_as(unused)],
+        annotations=root.annotations,
+    )
+    return function.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def _storing(rest: tirx.PrimFunc, block: s_tir.SBlock, chain: Chain) -> tirx.PrimFunc | None:
+    """Return a function whose anchor stores the results of a chain instead of its own.
 
     None if there are other nests, or if results are read at other places, or by the kernel itself,
     as the cell of an LSTM is.
+
+    Parameters
+    ----------
+    rest
+        The function without the anchor.
     """
-    root = function.body.block
-    if len(root.body.seq) != 2:
+    statements = _statements(rest)
+    if len(statements) != 1:
         return None
-    anchor, last = root.body.seq
+    (last,) = statements
     while isinstance(last, tirx.For):
         last = last.body
     (result,) = last.block.writes
@@ -83,7 +138,7 @@ def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
         value = chain.apply(stmt.value, stmt.indices, arguments)
         return tirx.BufferStore(result.source, value, stmt.indices)
 
-    block, body = anchor.block, rewrite(anchor.block.body, visit)
+    body = rewrite(block.body, visit)
     if chain.stage in tirx.analysis.undefined_vars(body, []):
         return None
     writes = [w for w in block.writes if not w.source.same_as(chain.stage)]
@@ -96,16 +151,7 @@ def _storing(function: tirx.PrimFunc, chain: Chain) -> tirx.PrimFunc | None:
         alloc_buffers=block.alloc_buffers,
         annotations=block.annotations,
     )
-    root = s_tir.SBlock(
-        [],
-        [],
-        [],
-        root.name_hint,
-        s_tir.SBlockRealize([], True, block),
-        alloc_buffers=[b for b in root.alloc_buffers if not b.same_as(chain.stage)],
-        annotations=root.annotations,
-    )
-    return function.with_body(s_tir.SBlockRealize([], True, root))
+    return _with_body(rest, [s_tir.SBlockRealize([], True, block)], unused=chain.stage)
 
 
 def _sizes(tensor: tirx.Var) -> list[int | str]:
