@@ -1,4 +1,4 @@
-"""What may happen to a module between two calls."""
+"""Events of random sequences that change a module."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn.utils import parametrize
-from torch.utils import _pytree as pytree
 
 from conformance.events import Side, argument, dtype, elements, event
+from conformance.stateful import Attributed, Branching, Containers, Normalized, Options
 
 # ---------------------------------------------------------------------------------------- weights
 
@@ -22,6 +23,7 @@ def _weight(side: Side, chance: Random) -> tuple[str, nn.Parameter]:
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the submodule that has a weight or layer, and its name there."""
     path, _, last = name.rpartition(".")
     return module.get_submodule(path), last
 
@@ -29,7 +31,7 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 @event
 def write_weight(side: Side, chance: Random) -> None:
     """Write a weight in place."""
-    side.pending = []  # see docs/differences.md
+    side.pending = []  # its backward would see the new weight: docs/differences.md
     _, weight = _weight(side, chance)
     values = elements(chance, *weight.shape).to(weight.dtype)
     kind = chance.randrange(6)
@@ -61,7 +63,7 @@ def write_buffer(side: Side, chance: Random) -> None:
 
 @event
 def replace_weight(side: Side, chance: Random) -> None:
-    """Put another parameter in the place of one."""
+    """Replace a parameter by another one."""
     name, weight = _weight(side, chance)
     owner, last = _owner(side.module, name)
     values = elements(chance, *weight.shape).to(weight.dtype)
@@ -70,7 +72,7 @@ def replace_weight(side: Side, chance: Random) -> None:
 
 @event
 def tie_weights(side: Side, chance: Random) -> None:
-    """Let two modules share a weight."""
+    """Share a weight between two submodules."""
     _, weight = _weight(side, chance)
     others = [n for n, w in side.module.named_parameters() if w.shape == weight.shape]
     owner, last = _owner(side.module, chance.choice(others))
@@ -90,7 +92,7 @@ def load_weights(side: Side, chance: Random) -> None:
 
 @event
 def step(side: Side, chance: Random) -> None:
-    """Let an optimizer step."""
+    """Take an optimizer's step."""
     side.pending = []
     optimizer = torch.optim.SGD(side.module.parameters(), lr=0.01)
     optimizer.step()
@@ -100,9 +102,9 @@ def step(side: Side, chance: Random) -> None:
 
 @event
 def need_gradients(side: Side, chance: Random) -> None:
-    """Freeze a weight, or the opposite, or all."""
-    if type(side.module).__name__ == "Branching":
-        return  # see docs/differences.md: one branch may have gradients, and the other none
+    """Freeze or unfreeze a weight, or all of them."""
+    if isinstance(side.module, Branching):
+        return  # gradients of one branch only: docs/differences.md
     _, weight = _weight(side, chance)
     kind = chance.randrange(4)
     if kind == 0:
@@ -115,15 +117,17 @@ def need_gradients(side: Side, chance: Random) -> None:
 
 @event
 def convert(side: Side, chance: Random) -> None:
-    """Give it another dtype."""
-    if type(side.module).__name__ == "Containers":
-        return  # layers in a plain list keep theirs, and docs/differences.md has mixed products
-    side.module.to(chance.choice([torch.float64, torch.float32, torch.float32]))
+    """Convert the weights to another dtype."""
+    if isinstance(side.module, Containers):
+        return  # layers in a plain list would keep theirs
+    kind = chance.choice(["float", "float", "double", "half", "bfloat16"])
+    side.is_rounded |= kind in ("half", "bfloat16")
+    getattr(side.module, kind)()
 
 
 @event
 def parametrize_weight(side: Side, chance: Random) -> None:
-    """Compute a weight from another tensor, or no longer."""
+    """Parametrize a weight, or remove the parametrization."""
     layers = [m for m in side.module.modules() if isinstance(m, nn.Linear)]
     if not layers:
         return
@@ -141,7 +145,7 @@ def parametrize_weight(side: Side, chance: Random) -> None:
 
 @event
 def switch_mode(side: Side, chance: Random) -> None:
-    """Train or evaluate, all of it or a part."""
+    """Switch the module, or a submodule, to training or evaluation."""
     modules = list(side.module.modules())
     module = chance.choice(modules) if chance.random() < 0.3 else side.module
     module.train(chance.random() < 0.3)
@@ -149,7 +153,7 @@ def switch_mode(side: Side, chance: Random) -> None:
 
 @event
 def replace_submodule(side: Side, chance: Random) -> None:
-    """Put another layer in the place of one."""
+    """Replace a layer by another one."""
     names = [n for n, m in side.module.named_modules() if n and type(m) is nn.Linear]
     if names:
         owner, last = _owner(side.module, chance.choice(names))
@@ -163,11 +167,11 @@ def replace_submodule(side: Side, chance: Random) -> None:
 
 @event
 def set_attribute(side: Side, chance: Random) -> None:
-    """Assign an attribute, or edit what one holds."""
-    side.pending = []  # the backward would see it
+    """Assign an attribute, or edit a collection in one."""
+    side.pending = []  # its backward would see the new value: docs/differences.md
     module: Any = side.module
-    match type(module).__name__:
-        case "Options":
+    match module:
+        case Options():
             kind = chance.randrange(4)
             if kind == 0:
                 module.scale = chance.choice([1.5, 2.0, 3, 0])
@@ -177,7 +181,7 @@ def set_attribute(side: Side, chance: Random) -> None:
                 module.settings["shift"] = chance.choice([0.5, 0.25, 1])
             else:
                 module.settings["square"] = not module.settings["square"]
-        case "Containers":
+        case Containers():
             kind = chance.randrange(3)
             if kind == 0:
                 module.plain[1] = chance.choice([nn.SiLU, nn.ReLU])()
@@ -187,17 +191,17 @@ def set_attribute(side: Side, chance: Random) -> None:
                 module.several.append(module.several[0])
             else:
                 del module.several[0]
-        case "Normalized":
+        case Normalized():
             module.norm.eps = chance.choice([1e-5, 1e-1])
             module.norm.momentum = chance.choice([0.1, 0.5, None])
-        case "Attributed":
+        case Attributed():
             module.calls = chance.choice([0, 0.5])
 
 
 @event
 def add_hook(side: Side, chance: Random) -> None:
     """Add a hook to a module or a weight."""
-    side.pending = []  # the backward would run the hooks of modules
+    side.pending = []  # its backward would run the new hook: docs/differences.md
     kind, seen = chance.randrange(6), side.seen
     module = chance.choice(list(side.module.modules()))
     _, weight = _weight(side, chance)
@@ -230,7 +234,7 @@ def remove_hooks(side: Side, chance: Random) -> None:
 
 @event
 def copy_module(side: Side, chance: Random) -> None:
-    """Go on with a copy."""
+    """Continue with a copy of the module."""
     remove_hooks(side, chance)
     side.others = [side.module, *side.others][:2]
     kind = chance.randrange(3)
@@ -239,14 +243,14 @@ def copy_module(side: Side, chance: Random) -> None:
     elif kind == 1:
         side.module = copy.copy(side.module)
     elif any(map(parametrize.is_parametrized, side.module.modules())):
-        side.module = copy.deepcopy(side.module)  # PyTorch does not pickle these
+        side.module = copy.deepcopy(side.module)  # PyTorch refuses to pickle these
     else:
         side.module = pickle.loads(pickle.dumps(side.module))  # noqa: S301 - written here
 
 
 @event
 def switch_module(side: Side, chance: Random) -> None:
-    """Go on with an earlier one."""
+    """Continue with an earlier module."""
     if side.others:
         other = side.others.pop()
         side.others.insert(0, side.module)
@@ -258,23 +262,25 @@ def switch_module(side: Side, chance: Random) -> None:
 
 @event
 def write_kept(side: Side, chance: Random) -> None:
-    """Write a tensor of an earlier call in place."""
-    leaves = [leaf for leaf in pytree.tree_leaves(side.kept) if isinstance(leaf, Tensor)]
-    if leaves:
-        chance.choice(leaves).detach().add_(1)  # detached: PyTorch forbids views of several results
+    """Write to a tensor of an earlier call in place."""
+    kept = side.kept_tensors()
+    if kept:
+        # Detached, since autograd refuses writes to one of several views.
+        chance.choice(kept).detach().add_(1)
 
 
 @event
 def refresh(side: Side, chance: Random) -> None:
-    """Forget what was seen of the module."""
+    """Make the decorator look at the module anew."""
     if side.is_decorated:
         side.module.refresh()
 
 
 @event
 def warm_up(side: Side, chance: Random) -> None:
-    """Compile a shape ahead of time."""
-    x = argument(side, chance)
+    """Compile for one shape, or for all batches, ahead of time."""
+    x, of_any_batch = argument(side, chance), chance.random() < 0.5
     if side.is_decorated:
+        shape = (Dim("batch", max=4), *x.shape[1:])
         with torch.no_grad():
-            side.module.warmup([x])
+            side.module.warmup([shape if of_any_batch else x], dtype=x.dtype)

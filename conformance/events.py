@@ -1,4 +1,4 @@
-"""Events that may happen to a module: here its calls, in `conformance.changes` all else."""
+"""Events of random sequences: calls here, changes of a module in `conformance.changes`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -16,30 +17,30 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import tvmify
-from conformance.stateful import IMPURE, WIDTH
+from conformance.stateful import IMPURE, WIDTH, Options
 
-#: So many results and arguments are kept, to be looked at after later events.
+#: How many arguments and results are kept, and compared again after later events.
 KEPT = 4
 
 
 @dataclass
 class Side:
-    """One of two modules that the same happens to.
+    """One of two modules that go through the same events.
 
     Attributes
     ----------
-    module
-        The current one; `others` are those that it was copied from, and the like.
+    module, others
+        The module that events act on, and those that it was copied from.
     kept
         Arguments and results of the last calls.
     pending
-        Sums of results, for a backward later.
+        Losses for a later backward.
     hooks
-        Those that may be removed.
+        Handles of the hooks of `module`.
     seen
-        What hooks noticed.
+        What hooks recorded.
     is_rounded
-        Whether a call computed in bfloat16, whatever the dtype of its results.
+        Whether anything was computed in a half type so far.
     """
 
     module: Any
@@ -52,26 +53,30 @@ class Side:
     is_rounded: bool = False
 
     def keep(self, *values: Any) -> None:
-        """Keep them, and forget the oldest."""
+        """Keep some values, and drop the oldest ones."""
         self.kept = [*self.kept, *values][-KEPT:]
 
     def tensors(self) -> list[Tensor]:
-        """Return all tensors that a user may look at: kept ones, weights, their gradients."""
-        found = [leaf for leaf in pytree.tree_leaves(self.kept) if isinstance(leaf, Tensor)]
+        """Return all tensors that a user can see: kept ones, weights and their gradients."""
+        found = self.kept_tensors()
         for module in (self.module, *self.others):
             weights = [*module.parameters(), *module.buffers()]
             found += weights
             found += [weight.grad for weight in weights if weight.grad is not None]
         return found
 
+    def kept_tensors(self) -> list[Tensor]:
+        """Return the tensors of earlier calls."""
+        return [leaf for leaf in pytree.tree_leaves(self.kept) if isinstance(leaf, Tensor)]
 
-#: Changes one side, as chance decides; returns what the other side has to return as well.
+
+#: Acts on one side, with random choices; what it returns has to be the same for both sides.
 Event = Callable[[Side, Random], Any]
 EVENTS: dict[str, Event] = {}
 
 
 def event(function: Event) -> Event:
-    """Let it happen in sequences."""
+    """Register an event under the name of its function."""
     EVENTS[function.__name__] = function
     return function
 
@@ -80,18 +85,18 @@ def event(function: Event) -> Event:
 
 
 def elements(chance: Random, *shape: int) -> Tensor:
-    """Draw multiples of a quarter."""
+    """Draw multiples of a quarter, of which sums are exact."""
     generator = torch.Generator().manual_seed(chance.randrange(1000))
     return torch.randint(-8, 9, shape, generator=generator) / 4
 
 
 def dtype(module: nn.Module) -> torch.dtype:
-    """Return that of the weights."""
+    """Return the dtype of the weights."""
     return next(module.parameters()).dtype
 
 
 def argument(side: Side, chance: Random) -> Tensor:
-    """Make a tensor that lies in memory in any way."""
+    """Draw an argument, with strides of some kind."""
     batch, length = chance.choice([1, 2, 2, 3]), chance.choice([1, 3, 3, 5])
     x = elements(chance, batch, length, WIDTH).to(dtype(side.module))
     layout = chance.randrange(6)
@@ -105,7 +110,7 @@ def argument(side: Side, chance: Random) -> Tensor:
 
 
 def _options(side: Side, chance: Random, x: Tensor) -> dict[str, Any]:
-    if type(side.module).__name__ != "Options" or chance.random() < 0.5:
+    if not isinstance(side.module, Options) or chance.random() < 0.5:
         return {}
     options: dict[str, Any] = {"factor": chance.choice([1, 2, 3, 1.0, 0.5, True, False])}
     if chance.random() < 0.3:
@@ -115,6 +120,7 @@ def _options(side: Side, chance: Random, x: Tensor) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _surroundings(side: Side, chance: Random) -> Iterator[None]:
+    """Enter one of PyTorch's modes, or none."""
     kind = chance.randrange(8)
     if kind < 3:
         with torch.no_grad():
@@ -132,20 +138,20 @@ def _surroundings(side: Side, chance: Random) -> Iterator[None]:
 
 def _sum(result: Any) -> Tensor | None:
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-    # Weighted: a norm makes the gradient of a plain sum, or one of squares, vanish.
+    # Weighted, since behind a norm the gradient of a plain sum, or of a sum of squares, is zero.
     sums = [(leaf[..., 0] + leaf.tanh().sum(-1)).sum() for leaf in leaves if leaf.requires_grad]
     return sum(sums[1:], sums[0]) if sums else None
 
 
 def _is_pure(side: Side) -> bool:
-    """Whether calls depend on nothing that calls write, nor on the random generator."""
+    """Whether calls have no effects, and draw no random numbers."""
     is_evaluating = not any(module.training for module in side.module.modules())
-    return is_evaluating and type(side.module).__name__ not in IMPURE
+    return is_evaluating and not isinstance(side.module, IMPURE)
 
 
 @event
 def call(side: Side, chance: Random) -> Any:
-    """Call it in some mode."""
+    """Call the module in some mode."""
     x = argument(side, chance)
     options = _options(side, chance, x)
     with _surroundings(side, chance):
@@ -155,8 +161,27 @@ def call(side: Side, chance: Random) -> Any:
 
 
 @event
+def call_in_thread(side: Side, chance: Random) -> Any:
+    """Call the module in a new thread, which has PyTorch's default modes."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, side, chance).result()
+
+
+@event
+def call_again(side: Side, chance: Random) -> Any:
+    """Call the module with an argument or a result of an earlier call."""
+    kept = [tensor for tensor in side.kept_tensors() if tensor.shape[2:] == (WIDTH,)]
+    if not kept:
+        return None
+    with _surroundings(side, chance):
+        result = side.module(chance.choice(kept))
+    side.keep(result)
+    return result
+
+
+@event
 def call_and_go_backward(side: Side, chance: Random) -> Any:
-    """Call it, and add up gradients, sometimes of the argument, too."""
+    """Call the module, and accumulate gradients, sometimes of the argument, too."""
     x = argument(side, chance).requires_grad_(chance.random() < 0.3)
     result = side.module(x if x.is_leaf and not x.requires_grad else x + 0)
     loss = _sum(result)
@@ -168,7 +193,7 @@ def call_and_go_backward(side: Side, chance: Random) -> Any:
 
 @event
 def call_and_wait(side: Side, chance: Random) -> Any:
-    """Call it for a backward later."""
+    """Call the module, and leave the backward to a later event."""
     result = side.module(argument(side, chance))
     loss = _sum(result)
     side.pending = [] if loss is None else [loss]
@@ -177,19 +202,19 @@ def call_and_wait(side: Side, chance: Random) -> Any:
 
 @event
 def go_backward(side: Side, chance: Random) -> None:
-    """Go backward from an earlier result."""
+    """Run the backward of an earlier call."""
     try:
         if side.pending:
             side.pending.pop().backward()
     except RuntimeError:
         for module in (side.module, *side.others):
-            module.zero_grad()  # how far it went, nobody is promised
+            module.zero_grad()  # which gradients a failed backward has written is undefined
         raise
 
 
 @event
 def call_wrongly(side: Side, chance: Random) -> Any:
-    """Call it with what it does not take."""
+    """Call the module with an argument of a wrong shape or type."""
     wrong = [torch.ones(2, 3, WIDTH + 1), torch.ones(()), torch.ones(2, 3), None]
     with torch.no_grad():
         return side.module(chance.choice(wrong))
@@ -197,7 +222,7 @@ def call_wrongly(side: Side, chance: Random) -> Any:
 
 @event
 def call_from_threads(side: Side, chance: Random) -> Any:
-    """Call it from several threads at a time."""
+    """Call the module from several threads at once."""
     if side.hooks or not _is_pure(side):
         return None
     arguments = [argument(side, chance) for _ in range(3)]
@@ -217,7 +242,7 @@ def call_from_threads(side: Side, chance: Random) -> Any:
 
 @event
 def call_with_other_weights(side: Side, chance: Random) -> Any:
-    """Call it with weights that it does not have."""
+    """Call the module with weights from outside."""
     x = argument(side, chance)
     with torch.no_grad():
         weights = {name: weight + 1 for name, weight in side.module.named_parameters()}
@@ -226,7 +251,7 @@ def call_with_other_weights(side: Side, chance: Random) -> Any:
 
 @event
 def transform(side: Side, chance: Random) -> Any:
-    """Call it inside a transform of functions."""
+    """Call the module inside a transform of `torch.func`."""
     if side.hooks or not _is_pure(side):
         return None
     x, kind = argument(side, chance), chance.randrange(3)
@@ -239,7 +264,7 @@ def transform(side: Side, chance: Random) -> Any:
 
 @event
 def save_and_load(side: Side, chance: Random) -> Any:
-    """Call what a file holds."""
+    """Save the module to a file, load it, and call that."""
     if side.hooks or not _is_pure(side):
         return None
     x = argument(side, chance)
@@ -250,5 +275,5 @@ def save_and_load(side: Side, chance: Random) -> Any:
             with contextlib.suppress(tvmify.SaveError):
                 tvmify.save(side.module, path, example_inputs=(x.clone(),))
                 module = tvmify.load(path)
-        torch.manual_seed(0)  # saving draws, too
+        torch.manual_seed(0)  # saving draws random numbers
         return module(x)

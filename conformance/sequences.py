@@ -2,10 +2,10 @@
 
     python -m conformance.sequences [--sequences 300] [--seed 0]
 
-The same happens to a decorated module and to one that is not: calls in all modes
-(`conformance.events`), writes to weights, hooks, copies (`conformance.changes`). After each event,
-results, weights, gradients, kept tensors, what shares memory, and the random generator have to be
-those of eager. The counts go into docs/coverage.md.
+A decorated module and an equal one in eager go through the same events: calls in all modes
+(`conformance.events`), and changes of weights, dtypes, hooks and so on (`conformance.changes`).
+After each event, results, weights, gradients, kept tensors, what shares memory, and the state of
+the random generator have to be equal. The counts go into docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from conformance import changes  # noqa: F401 - which adds events
+from conformance import changes  # noqa: F401 - registers events
 from conformance.events import EVENTS, Side
 from conformance.operators import COMPILED, EAGER, Result
 from conformance.programs import explore, publish
 from conformance.stateful import MODULES
 from tvmify import tvmify
+from tvmify.dispatch import background
 
 #: Events in one sequence.
 FEWEST, MOST = 4, 24
 #: Half of all events are these.
 CALLS = ("call", "call", "call_and_go_backward")
 SOME = "some calls in eager"
-#: Relative, and of the largest element: weights change by larger steps.
+#: Relative to each element and to the largest; weights change by more than that. The second is for
+#: sequences that compute in half types.
 TOLERANCE, ROUNDED = 1e-4, 4e-2
+#: Seconds for builds in the background.
+PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
-class Happening:
-    """An event, and the seed of what it leaves to chance."""
+class SeededEvent:
+    """An event, and the seed of its random choices."""
 
-    event: str
+    name: str
     seed: int
 
 
@@ -53,21 +57,38 @@ class Setup:
 
     Attributes
     ----------
+    module
+        A name in `MODULES`.
     options
-        Of the decorator, as pairs.
+        Of the decorator, as pairs of name and value.
+    of_class
+        Whether the class is decorated, and not the instance.
     """
 
     module: str
     training: bool
     options: tuple[tuple[str, Any], ...]
+    of_class: bool = False
 
     def sides(self) -> tuple[Side, Side]:
-        """Return a decorated module and an equal one."""
+        """Return a decorated module, and an equal one in eager."""
+        cls = MODULES[self.module]
         torch.manual_seed(0)
-        module = MODULES[self.module]().train(self.training)
+        module = cls().train(self.training)
         options: dict[str, Any] = {"compare": False, "progress": False, **dict(self.options)}
-        decorated: Any = tvmify(copy.deepcopy(module), **options)
+        if self.of_class:
+            torch.manual_seed(0)
+            decorated: Any = tvmify(_subclass(cls), **options)().train(self.training)
+        else:
+            decorated = tvmify(copy.deepcopy(module), **options)
         return Side(decorated, is_decorated=True), Side(module, is_decorated=False)
+
+
+def _subclass(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return a new subclass, which pickle finds by its name in this file."""
+    name = f"Decorated{cls.__name__}"
+    globals()[name] = type(name, (cls,), {"__module__": __name__})
+    return globals()[name]
 
 
 SETUPS = st.builds(
@@ -75,55 +96,64 @@ SETUPS = st.builds(
     module=st.sampled_from(sorted(MODULES)),
     training=st.sampled_from([False, False, False, True]),
     options=st.sampled_from(
-        [(), (), (("dynamic", False),), (("dynamic", True),), (("cache_size", 2),)]
+        [
+            (),
+            (),
+            (("dynamic", False),),
+            (("dynamic", True),),
+            (("cache_size", 2),),
+            (("on_miss", "background"),),
+        ]
     ),
+    of_class=st.sampled_from([False, False, True]),
 )
 
 
-def _happening(seed: int) -> Happening:
-    """Return one of those that are equally likely, which Hypothesis's own choices are not."""
+def _draw_event(seed: int) -> SeededEvent:
+    """Return an event; all but calls are equally likely, which Hypothesis's choices are not."""
     chance = Random(seed)
-    events = CALLS if chance.random() < 0.5 else sorted(EVENTS)
-    return Happening(chance.choice(events), seed)
+    names = CALLS if chance.random() < 0.5 else sorted(EVENTS)
+    return SeededEvent(chance.choice(names), seed)
 
 
-HAPPENINGS = st.integers(0, 2**32).map(_happening)
-SEQUENCES = st.tuples(st.lists(HAPPENINGS, min_size=FEWEST, max_size=MOST), SETUPS)
+SEEDED_EVENTS = st.integers(0, 2**32).map(_draw_event)
+SEQUENCES = st.tuples(st.lists(SEEDED_EVENTS, min_size=FEWEST, max_size=MOST), SETUPS)
 
 
-def check(happenings: Sequence[Happening], setup: Setup) -> Result:
-    """Let a sequence happen to both modules, and compare; return where the calls ran.
+def check(events: Sequence[SeededEvent], setup: Setup) -> Result:
+    """Run a sequence on both modules and compare after each event; return where the calls ran.
 
     Raises
     ------
     AssertionError
-        After an event, something differs.
+        Something differs after an event.
     """
     fast, _ = sides = setup.sides()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, happening in enumerate(happenings):
-            observed = [_observe(side, happening) for side in sides]
+        for number, event in enumerate(events):
+            observed = [_observe(side, event) for side in sides]
             tolerance = ROUNDED if fast.is_rounded else TOLERANCE
             for what, got in observed[0].items():
                 try:
                     _compare(got, observed[1][what], tolerance)
                 except AssertionError as error:
-                    where = f"{what} after event {number}, {happening}"
+                    where = f"{what} after event {number}, {event}"
                     raise AssertionError(f"{where}: {error}") from error
     counts = [module.cache_info() for module in (fast.module, *fast.others)]
     ran, in_eager = sum(c.hits + c.misses for c in counts), sum(c.eager for c in counts)
     return Result(EAGER if in_eager >= ran else SOME if in_eager else COMPILED)
 
 
-def _observe(side: Side, happening: Happening) -> dict[str, Any]:
-    """Let an event happen to one side, and return all that can be seen of it afterwards."""
-    torch.manual_seed(happening.seed)
-    chance = Random(happening.seed)
+def _observe(side: Side, event: SeededEvent) -> dict[str, Any]:
+    """Run an event on one side, and return everything that can be observed afterwards."""
+    torch.manual_seed(event.seed)
     try:
-        result = EVENTS[happening.event](side, chance)
+        result = EVENTS[event.name](side, Random(event.seed))
     except Exception as error:
         result = type(error)
+    if side.is_decorated:  # so that the next call may run what was built, each time
+        assert background.worker.wait(PATIENCE)
     modules = [side.module, *side.others]
     tensors = side.tensors()
     memory = [_memory(tensor) for tensor in [*pytree.tree_leaves(result), *tensors]]
@@ -132,16 +162,15 @@ def _observe(side: Side, happening: Happening) -> dict[str, Any]:
         "the random generator": torch.get_rng_state(),
         "the weights": [dict(module.state_dict()) for module in modules],
         "modes": [[part.training for part in module.modules()] for module in modules],
-        "what hooks saw": sorted(
-            side.seen
-        ),  # in the backward, which runs forward again, not in order
+        # Sorted: a backward that runs forward again calls hooks in another order.
+        "what hooks saw": sorted(side.seen),
         "a kept tensor, a weight or a gradient": tensors,
         "what shares memory": [None if one is None else memory.index(one) for one in memory],
     }
 
 
 def _memory(value: Any) -> int | None:
-    """Return where the storage of a tensor starts; None if nothing is there, or no tensor."""
+    """Return the address of a tensor's storage; None without elements, and for other values."""
     if not isinstance(value, Tensor) or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
@@ -156,6 +185,7 @@ def _compare(got: Any, want: Any, tolerance: float) -> None:
             for name in ("shape", "dtype", "requires_grad", "is_leaf"):
                 mine, its = getattr(one, name), getattr(other, name)
                 assert mine == its, f"{name} {mine} instead of {its}: {other!r}"
+            assert one.is_inference() == other.is_inference()
             _compare_values(one.detach(), other.detach(), tolerance)
         else:
             assert one == other, f"{one!r} instead of {other!r}"

@@ -1,6 +1,6 @@
-"""Small modules with state, for sequences of calls and changes.
+"""Small modules with state, for random sequences of calls and changes.
 
-All take a float tensor of shape (batch, length, 4), and options that have defaults.
+All take a float tensor of shape (batch, length, 4), and optional arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WIDTH = 4
 
 
 class Options(nn.Module):
-    """Attributes, numbers, an optional mask; a dict, of which one value is an argument."""
+    """Attributes, numbers and an optional mask; the result is a dict with the argument in it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Options(nn.Module):
         self.settings = {"shift": 0.5, "square": False}
 
     def forward(self, x: Tensor, factor: Any = 1, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Compute what the attributes say."""
+        """Apply two layers, and what the attributes say."""
         y = self.outer(torch.relu(self.inner(x))) * self.scale * factor + self.settings["shift"]
         if self.settings["square"]:
             y = y * y
@@ -50,7 +50,7 @@ class Normalized(nn.Module):
 
 
 class Counting(nn.Module):
-    """Buffers that forward writes, one of which it returns a view of."""
+    """Buffers that forward writes; a view of one is among the results."""
 
     calls: Tensor
     average: Tensor
@@ -62,7 +62,7 @@ class Counting(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Move the average towards that of x."""
+        """Move the average towards the mean of x."""
         self.calls += 1
         self.average.lerp_(x.detach().mean((0, 1)), 0.5)
         return self.linear(x - self.average), self.average[1:], self.calls + 1
@@ -78,7 +78,7 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Look up the integral parts of the first column."""
+        """Embed the integral parts of the first column."""
         y = self.embedding(x[..., 0].detach().long().abs() % 7) + x
         return self.head(self.layer(torch.tanh(self.layer(y))))
 
@@ -114,7 +114,7 @@ class Recurrent(nn.Module):
 
 
 class Attending(nn.Module):
-    """Attention of a sequence to itself."""
+    """Self-attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Branching(nn.Module):
 
 
 class Writing(nn.Module):
-    """Writes its argument, and returns it with a view and a copy."""
+    """Writes to its argument, and returns it with a new tensor and a view of that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,12 +166,13 @@ class Drawing(nn.Module):
 
 
 class Attributed(nn.Module):
-    """Sets attributes in each call, and shows its parameter as a result."""
+    """Sets attributes in each call, and returns a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.bias = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(WIDTH))
-        self.calls, self.shape = 0, (0,)
+        self.calls: float = 0
+        self.shape = (0,)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Count calls."""
@@ -196,5 +197,5 @@ MODULES: dict[str, type[nn.Module]] = {
         Attributed,
     )
 }
-#: Those whose calls write more than they return, or draw.
-IMPURE = ("Counting", "Writing", "Drawing", "Attributed")
+#: Modules whose calls have effects, or draw random numbers.
+IMPURE = (Counting, Writing, Drawing, Attributed)

@@ -1,7 +1,8 @@
-"""Random sequences of calls and changes agree with eager; `make programs` draws more."""
+"""A sequence of calls and changes agrees with eager; `make programs` draws random ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -12,28 +13,47 @@ import torch
 from conformance.events import EVENTS, Side
 from conformance.operators import EAGER, Result
 from conformance.programs import explore
-from conformance.sequences import SEQUENCES, Happening, Setup, check
+from conformance.sequences import SEQUENCES, SeededEvent, Setup, check
 
 PLAIN = Setup("Options", training=False, options=())
-#: Those that compile much, or have tests of their own.
+#: Changes that compile a lot, or have tests of their own.
 SLOW = ("save_and_load", "warm_up", "transform", "convert", "parametrize_weight", "tie_weights")
 
 
 def test_sequence_of_all_changes_matches_eager() -> None:
-    """Each after a call of the same kind, so that few of them compile."""
+    """The same call after each change, so that few calls compile."""
     changes = [name for name in EVENTS if "call" not in name and name not in SLOW]
     assert len(changes) >= 12
-    happenings = [
-        Happening(name, seed) for seed, change in enumerate(changes) for name in (change, "call")
+    events = [
+        event
+        for seed, change in enumerate(changes)
+        for event in (SeededEvent(change, seed), SeededEvent("call", 0))
     ]
-    happenings = [replace(one, seed=0) if one.event == "call" else one for one in happenings]
-    assert check(happenings, PLAIN).outcome != EAGER
+    assert check(events, PLAIN).outcome != EAGER
+
+
+def test_sequence_of_copies_of_a_decorated_class_matches_eager() -> None:
+    seeds = (0, 1, 5)  # of a shallow and a deep copy, and of pickling
+    assert [Random(seed).randrange(3) for seed in seeds] == [1, 0, 2]
+    events = [
+        event
+        for seed in seeds
+        for event in (SeededEvent("call", 0), SeededEvent("copy_module", seed))
+    ]
+    result = check([*events, SeededEvent("call", 0)], replace(PLAIN, of_class=True))
+    assert result.outcome != EAGER
 
 
 def test_random_sequences_are_of_known_events() -> None:
-    drawn = explore(SEQUENCES, lambda given, _: Result(given[0].event), 20, seed=None)
-    assert {event for event, _ in drawn} <= EVENTS.keys()
-    assert len(drawn) > 5
+    drawn: set[str] = set()
+
+    def note(events: Sequence[SeededEvent], setup: Setup) -> Result:
+        drawn.update(event.name for event in events)
+        return Result(setup.module)
+
+    explore(SEQUENCES, note, 20, seed=None)
+    assert drawn <= EVENTS.keys()
+    assert len(drawn) > len(EVENTS) / 2
 
 
 @pytest.mark.parametrize("difference", ["value", "error", "draw", "alias"])
@@ -52,4 +72,4 @@ def test_difference_is_detected(monkeypatch: pytest.MonkeyPatch, difference: str
     monkeypatch.setitem(EVENTS, "differ", differ)
     what = {"draw": "the random generator", "alias": "what shares memory"}
     with pytest.raises(AssertionError, match=what.get(difference, "the result")):
-        check([Happening("differ", 0)], PLAIN)
+        check([SeededEvent("differ", 0)], PLAIN)
