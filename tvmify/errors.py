@@ -59,6 +59,13 @@ class NotCompiled(TvmifyError):
     next_step
         A sentence that says what the user can do about it.
 
+    Attributes
+    ----------
+    reason, next_step
+        As given.
+    parts_may_compile
+        Whether parts of the program may be compiled although the whole cannot.
+
     Examples
     --------
     >>> try:
@@ -67,15 +74,12 @@ class NotCompiled(TvmifyError):
     ...     print(error.reason, error.next_step)
     """
 
+    parts_may_compile: bool = False
+
     def __init__(self, reason: str, next_step: str) -> None:
         super().__init__(f"{reason}. {next_step}")
         self.reason = reason
         self.next_step = next_step
-
-    @property
-    def parts_may_compile(self) -> bool:
-        """Whether parts of the program may be compiled although the whole cannot."""
-        return False
 
     def __reduce__(self) -> tuple[type[NotCompiled], tuple[str, str]]:
         return type(self), (self.reason, self.next_step)
@@ -116,10 +120,7 @@ class UnsupportedInput(NotCompiled):
 class UnsupportedObject(UnsupportedInput):
     """An argument is an object of a class that only forward knows, such as a dataclass."""
 
-    @property
-    def parts_may_compile(self) -> bool:
-        """The submodules that forward calls with what is in the object."""
-        return True
+    parts_may_compile = True  # the submodules, which forward calls with the contents of the object
 
 
 class UnsupportedTarget(NotCompiled):
@@ -133,10 +134,7 @@ class CaptureError(NotCompiled):
 class DependsOnValues(CaptureError):
     """Control flow, a shape or a number depends on the values of tensors."""
 
-    @property
-    def parts_may_compile(self) -> bool:
-        """Those between the decisions."""
-        return True
+    parts_may_compile = True  # the regions between the decisions
 
 
 class HasEffects(CaptureError):
@@ -151,6 +149,8 @@ class HasEffects(CaptureError):
         Whether a later call may be without: the first one fills caches.
     """
 
+    parts_may_compile = True  # the submodules
+
     def __init__(
         self,
         reason: str,
@@ -162,19 +162,11 @@ class HasEffects(CaptureError):
         super().__init__(reason, next_step)
         self.may_cease = may_cease
 
-    @property
-    def parts_may_compile(self) -> bool:
-        """The submodules that it calls."""
-        return True
-
 
 class NeedsPython(CaptureError):
     """Forward asks what only eager PyTorch can answer, or returns objects of an unknown class."""
 
-    @property
-    def parts_may_compile(self) -> bool:
-        """The submodules that it calls."""
-        return True
+    parts_may_compile = True  # the submodules
 
 
 class NumberNeeded(CaptureError):
@@ -216,9 +208,8 @@ class EagerRaises(NotCompiled):
     """
 
     def __init__(self, error: BaseException) -> None:
-        what = (str(error).strip().splitlines() or [""])[0]
         super().__init__(
-            f"eager PyTorch raises {type(error).__name__} for this call: {what}",
+            f"eager PyTorch raises {type(error).__name__} for this call: {headline(error)}",
             "Change the call or the module so that it runs in eager PyTorch.",
         )
 
@@ -262,27 +253,30 @@ class UnsupportedOperator(NotCompiled):
             f"TVM cannot compile {', '.join(self.operators)}" + (f": {detail}" if detail else ""),
             next_step,
         )
+        # the regions between side effects, if these are the obstacle
+        self.parts_may_compile = self.sets_attributes or PRINT in self.operators
 
     @property
     def sets_attributes(self) -> bool:
         """Whether the program changes attributes of the module."""
         return SET_ATTRIBUTE in self.operators
 
-    @property
-    def parts_may_compile(self) -> bool:
-        """Those between side effects, if these stand in the way."""
-        return self.sets_attributes or PRINT in self.operators
-
     def __reduce__(self) -> tuple[type[UnsupportedOperator], tuple[Sequence[str], str, str]]:  # type: ignore[override]
         return type(self), (self.operators, self.detail, self.next_step)
 
 
-def described(error: BaseException, longest: int = 300) -> str:
-    """Return the type and the first line of an error, since many texts mean little on their own.
+def headline(message: object, longest: int = 300) -> str:
+    """Return the first line of a message as part of a sentence, so without a full stop.
 
-    It has no full stop, since it is part of a sentence.
+    Long ones are cut, since TVM prints whole programs.
     """
-    line = (str(error).strip().splitlines() or [""])[0][:longest].removesuffix(".")
+    lines = str(message).strip().splitlines()
+    return lines[0].rstrip()[:longest].removesuffix(".") if lines else ""
+
+
+def described(error: BaseException, longest: int = 300) -> str:
+    """Return the type and the first line of an error, since many texts mean little on their own."""
+    line = headline(error, longest)
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 

@@ -41,7 +41,7 @@ from tvmify.dispatch.miss import Shared
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.numbers import Numbers
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned, example
-from tvmify.dispatch.outcomes import instead_of_signature
+from tvmify.dispatch.outcomes import key_of_undescribed
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
@@ -129,10 +129,10 @@ class Dispatcher:
         if signature is None:
             leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
-                refused = self._memory.of_undescribed(args, kwargs)
-                if refused.reason is None or not refused.reason.parts_may_compile:
-                    return leaves, refused
-                signature = instead_of_signature(refused.reason)
+                undescribed = self._memory.of_undescribed(args, kwargs)
+                if not undescribed.parts_may_compile:
+                    return leaves, undescribed
+                signature = key_of_undescribed(undescribed)
         elif self._numbers.arguments:
             signature = self._numbers.find(signature, leaves, args, kwargs)
         found = self._hit(signature, kwargs) or self._missed(signature, args, kwargs)

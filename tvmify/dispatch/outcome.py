@@ -19,7 +19,7 @@ from tvmify.dispatch.module_state import Bound, ModuleState
 from tvmify.dispatch.parts import Parts
 from tvmify.dispatch.programs import Captured
 from tvmify.dispatch.verdict import Verdict
-from tvmify.errors import NotCompiled
+from tvmify.errors import NotCompiled, headline
 from tvmify.runtime import (
     Call,
     Executor,
@@ -30,8 +30,6 @@ from tvmify.runtime import (
 )
 from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only
 
-#: Longer messages are cut: TVM prints whole programs.
-_LONGEST = 300
 #: The title of calls whose arguments, or whose modes, have no signature.
 UNDESCRIBED = "arguments without a signature"
 
@@ -111,6 +109,11 @@ class Eager:
     def reason(self) -> NotCompiled | None:
         """Why the call does not compile; None for a choice."""
         return None if isinstance(self.why, Choice) else self.why
+
+    @property
+    def parts_may_compile(self) -> bool:
+        """Whether parts of the call may run compiled."""
+        return self.reason is not None and self.reason.parts_may_compile
 
     @classmethod
     def because(cls, why: NotCompiled | Choice, title: str) -> Eager:
@@ -213,10 +216,9 @@ class Compiled:
         message
             Of the error; empty if it is not known.
         """
-        lines = [line.strip() for line in message.splitlines() if line.strip()]
-        said = f": {lines[0][:_LONGEST].removesuffix('.')}" if lines else ""
+        cause = f": {headline(message)}" if message.strip() else ""
         reason = NotCompiled(
-            f"compiled code raised an error where eager PyTorch does not{said}",
+            f"compiled code raised an error where eager PyTorch does not{cause}",
             "Please report it, with the module and the shapes of its arguments.",
         )
         return Eager(self.facts, reason)

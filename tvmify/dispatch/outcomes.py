@@ -11,7 +11,7 @@ from tvmify.cache import MemoryCache
 from tvmify.dispatch import on_miss
 from tvmify.dispatch.on_miss import Missing, is_over
 from tvmify.dispatch.outcome import Eager, Outcome
-from tvmify.errors import NotCompiled, TracedElsewhere, UnsupportedInput
+from tvmify.errors import TracedElsewhere, UnsupportedInput
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text
 
@@ -82,9 +82,9 @@ class Outcomes(MemoryCache[Outcome]):
     def of_undescribed(self, args: Any, kwargs: Any) -> Eager:
         """Return the outcome of a call whose arguments, or whose modes, have no signature."""
         outcome = Eager.of_undescribed(args, kwargs)
-        if outcome.reason is None or outcome.reason.parts_may_compile:
+        if outcome.reason is None or outcome.parts_may_compile:
             return outcome
-        cause = _cause(outcome.reason)
+        cause = _cause(outcome)
         known = self.undescribed.load(cause)
         if known is None:
             self.undescribed.store(cause, outcome)
@@ -102,13 +102,16 @@ class Outcomes(MemoryCache[Outcome]):
         return [*self.values(), *self._missing.values(), *self.undescribed.values()]
 
 
-def instead_of_signature(reason: NotCompiled) -> Hashable:
-    """Return by what to look up calls by parts that have no signature for a reason."""
-    return _cause(reason), torch.is_grad_enabled(), autocast_text()
+def key_of_undescribed(outcome: Eager) -> Hashable:
+    """Return what replaces the signature of a call that has none, but may run by parts.
+
+    It is equal for calls that have none for the same reason, in the same modes.
+    """
+    return _cause(outcome), torch.is_grad_enabled(), autocast_text()
 
 
-def _cause(reason: NotCompiled) -> Hashable:
+def _cause(outcome: Eager) -> Hashable:
     """Return a value that is equal for calls without a signature for the same reason."""
-    if isinstance(reason, UnsupportedInput):
-        return UnsupportedInput, reason.argument, reason.kind
-    return type(reason)
+    if isinstance(outcome.why, UnsupportedInput):
+        return UnsupportedInput, outcome.why.argument, outcome.why.kind
+    return type(outcome.why)

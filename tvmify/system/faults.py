@@ -1,4 +1,4 @@
-"""Recognises errors that the environment causes, and says what the user can do about each."""
+"""Recognizes errors that the environment causes, and says what the user can do about each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 
-from tvmify.errors import BuildError, NotCompiled, TvmifyError, TvmifyWarning, described
+from tvmify.errors import BuildError, NotCompiled, TvmifyError, TvmifyWarning, described, headline
 from tvmify.system.third_party_messages import Shortage, shortage, system_error_number
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -46,7 +46,7 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
         )
     if isinstance(error, OSError) and error.errno is not None:
         return _of_the_system(error, doing)
-    text = (str(error).strip().splitlines() or [""])[0][:300]
+    text = headline(error)
     lacking = shortage(error)
     if lacking is Shortage.EXECUTABLE_MEMORY:
         return BuildError(
