@@ -95,7 +95,7 @@ def test_a_target_may_be_json(run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shape", "1,x"], "--shape '1,x'"),
+        (["--shape", "1,x"], "--shape '1,x': 'x' is not a size"),
         (["--shape", "a=9..3"], "'a=9..3' allows no size of 2 or more"),
         (["--shape", "..1"], "'..1' allows no size of 2 or more"),
         (["--shape", "-2..4"], "--shape '-2..4'"),

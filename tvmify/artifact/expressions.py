@@ -67,10 +67,10 @@ class _Operation:
     def __post_init__(self) -> None:
         known = isinstance(self.operator, str) and self._takes(self.operator)
         expect(known, f"{reprlib.repr(self.operator)} is not an operator of a {self.kind}")
-        expect(isinstance(self.operands, tuple), f"operands of {self.operator} in no tuple")
+        expect(isinstance(self.operands, tuple), f"the operands of {self.operator} are not a tuple")
         count, wanted = len(self.operands), 1 if self.operator == "not" else 2
         fits = count >= wanted if self.operator in _MANY else count == wanted
-        expect(fits, f"{count} operands of {self.operator}")
+        expect(fits, f"{self.operator} has {count} operands")
         for operand in self.operands:
             self._check(operand)
         inner = [operand for operand in self.operands if isinstance(operand, _Operation)]

@@ -150,14 +150,14 @@ class _Description:
         if type(value) in (tuple, torch.Size):
             return {type(value).__name__: [self.of(item) for item in value]}
         if id(value) in self._taken:
-            raise CannotDescribe(f"a {type(value).__qualname__} is held elsewhere, too")
+            raise CannotDescribe(f"a {type(value).__qualname__} is also referenced elsewhere")
         self._taken.add(id(value))
         if type(value) is list:
             return {"list": [self.of(item) for item in value]}
         if type(value) is dict:
             return {"dict": [[self.of(key), self.of(item)] for key, item in value.items()]}
         if not _is_plain_object(value):
-            raise CannotDescribe(f"a {type(value).__qualname__} is more than its attributes")
+            raise CannotDescribe(f"a {type(value).__qualname__} has state besides its attributes")
         attributes = {name: self.of(item) for name, item in vars(value).items()}
         return {"object": _class_name(type(value)), "attributes": attributes}
 

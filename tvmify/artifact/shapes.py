@@ -164,7 +164,7 @@ class Shapes:
         guards = list(guards)
         sizes = [size for shape in leaves.values() for size in shape]
         lost = set().union(*map(symbols_of, [*sizes, *guards])) - names.keys()
-        expect(not lost, f"no size is {', '.join(sorted(lost))} alone")
+        expect(not lost, f"no axis has the size {', '.join(sorted(lost))}")
         unknown = [name for name in names if name not in given or name not in hints]
         expect(not unknown, f"no range or no hint of {', '.join(unknown)}")
         written = {str(guard): guard for guard in (renamed(guard, names) for guard in guards)}
@@ -205,9 +205,9 @@ class Shapes:
             if shape is None or wanted is None or len(shape) != len(wanted):
                 if shape is None and wanted is None:
                     continue
-                found = "no tensor" if shape is None else text_of(shape)
+                found = "not a tensor" if shape is None else text_of(shape)
                 expected = "no tensor" if wanted is None else text_of(wanted)
-                raise _Differs(f"leaf {leaf} is {found}, and {expected} is wanted")
+                raise _Differs(f"leaf {leaf} is {found}: expected {expected}")
             for size, actual in zip(wanted, shape, strict=True):
                 if isinstance(size, str):
                     values.setdefault(size, actual)
@@ -230,11 +230,12 @@ class Shapes:
             expected = value_of(size, values)
         except ArithmeticError as error:
             raise _Differs(
-                f"{where}, and {size} has no value{_where(size, values)}: {error}"
+                f"{where}, but {size} has no value{_where(size, values)}: {error}"
             ) from None
         if expected != actual:
-            given = "" if isinstance(size, int) else f" = {size}{_where(size, values)}"
-            raise _Differs(f"{where}, and {expected}{given} is wanted")
+            term = "" if isinstance(size, int) else f"{size} = "
+            given = _where(size, values) if isinstance(size, Term) else ""
+            raise _Differs(f"{where}: expected {term}{expected}{given}")
 
     @staticmethod
     def _check_guard(guard: Condition, values: dict[str, int]) -> None:

@@ -89,7 +89,8 @@ def export(
     with replacing(path) as file:
         written = packed.write(file, _read(cache, chosen))
         if not written:
-            raise CacheError(f"nothing to export: {cache.directory} has no such entries")
+            which = "such entries" if entries else "entries"
+            raise CacheError(f"nothing to export: {cache.directory} has no {which}")
     return written
 
 
@@ -163,4 +164,4 @@ def _read(cache: DiskCache, digests: Collection[str]) -> Iterator[EntryFiles]:
         except FileNotFoundError:
             continue  # another process has evicted it
         except CacheError as error:
-            warn(f"the entry {digest} is not exported: {error}")
+            warn(f"the entry {digest} was not exported: {error}")

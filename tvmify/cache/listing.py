@@ -141,7 +141,7 @@ def _listed(entry: StoredEntry) -> ListedEntry:
 
 
 def _target(described: str) -> str:
-    """Summarise the instruction set by its widest vector feature."""
+    """Summarize the instruction set by its widest vector feature."""
     try:
         target = json.loads(described)
         features = {str(name) for name in target.get("mattr", ())}

@@ -140,6 +140,6 @@ _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.50} is not a text")
+        raise TypeError(f"{value!r:.50} is not a string")
     value.encode()  # a lone surrogate cannot be hashed
     return value

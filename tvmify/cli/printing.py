@@ -68,6 +68,8 @@ def failures() -> Iterator[None]:
 
 def fail(error: Exception | str, code: int) -> typer.Exit:
     """Print an error message, and return the exception to raise."""
+    if isinstance(error, OSError) and error.filename is not None:
+        error = f"{error.filename}: {error.strerror}"
     typer.echo(printable(f"tvmify: {error}"), err=True)
     return typer.Exit(code)
 

@@ -126,8 +126,10 @@ def _calls(shapes: list[str], dtypes: list[str], device: str) -> list[list[Tenso
 def _size(given: str) -> Any:
     """Read ``8``, or ``rows=2..64``, whose name and limits are optional."""
     limited = re.fullmatch(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<least>\d*)\.\.(?P<most>\d*)", given)
-    if limited is None:
+    if limited is None and given.isdecimal():
         return int(given)
+    if limited is None:
+        raise ValueError(f"{given!r} is not a size: expected a number, or rows=2..64")
     # Imported here because the import takes as long as the rest of the command.
     from torch.export import Dim
 

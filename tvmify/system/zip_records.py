@@ -84,7 +84,7 @@ def read_records(file: BinaryIO) -> list[Record]:
         entry, position = _entry(directory, position)
         entries.append(entry)
     if position != len(directory):
-        raise AmbiguousArchive("its directory holds more than it says")
+        raise AmbiguousArchive("its directory has more entries than it declares")
     names: set[str] = set()
     for entry in entries:
         # PyTorch's reader ignores the case of ASCII letters in names.
@@ -184,9 +184,9 @@ def _entry(directory: bytes, position: int) -> tuple[_Entry, int]:
         raise AmbiguousArchive("its directory is damaged")
     name = _name(raw_name, flags)
     if method not in (_STORED, _DEFLATED):
-        raise AmbiguousArchive(f"its record {name!r} is compressed in another way")
+        raise AmbiguousArchive(f"its record {name!r} is compressed by an unsupported method")
     if comment or disk or flags & ~(_SIZES_FOLLOW | _UTF8):
-        raise AmbiguousArchive(f"its record {name!r} is encrypted, or has something unusual")
+        raise AmbiguousArchive(f"its record {name!r} is encrypted, or has unexpected flags")
     # PyTorch's reader treats a record with the DOS folder attribute as a folder, without content.
     if attributes & _MAX_16 or stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG):
         raise AmbiguousArchive(f"its record {name!r} is not a plain file")
@@ -201,9 +201,11 @@ def _name(raw_name: bytes, flags: int) -> str:
     try:
         name = raw_name.decode("utf-8" if flags & _UTF8 else "ascii")
     except UnicodeDecodeError as error:
-        raise AmbiguousArchive(f"its record {raw_name!r} has a name in no known code") from error
+        raise AmbiguousArchive(
+            f"its record {raw_name!r} has a name in an unknown encoding"
+        ) from error
     if not name or "\0" in name or name.endswith("/"):
-        raise AmbiguousArchive(f"its record {name!r} has no name of a file")
+        raise AmbiguousArchive(f"its record {name!r} is not named like a file")
     return name
 
 

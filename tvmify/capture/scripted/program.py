@@ -129,7 +129,7 @@ def _refuse_what_is_overlooked(module: torch.nn.Module) -> None:
         if names := hidden_names(part):
             raise CannotScript(f"an attribute{where} hides the registered {min(names)!r}")
         if not isinstance(part, torch.fx.GraphModule) and (name := _own_call(part)):
-            raise CannotScript(f"a class{where} has a {name} of its own")
+            raise CannotScript(f"a class{where} defines {name}")
         if is_parametrized(part):  # scripting succeeds, and the script raises
             raise CannotScript(f"a weight{where} is parametrized")
 
@@ -252,11 +252,14 @@ class ScriptedProgram(Program):
         on_inference = "aten::is_inference(" in self.fingerprint
         if any(x.requires_grad or (on_inference and x.is_inference()) for x in tensors):
             raise UnsupportedInput(
-                "forward asks for gradients, and an argument requires one, or never can",
+                "forward asks whether tensors require gradients, and an argument does, or is an "
+                "inference tensor",
                 "Pass tensors without gradients that were created outside torch.inference_mode().",
             )
         if self._needs_gradients and _NESTING in self.fingerprint:
-            raise UnsupportedInput("TorchScript checks the mask first", "Capture it otherwise.")
+            raise UnsupportedInput(
+                "TorchScript checks its mask first", "Capture it by torch.export."
+            )
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the current tensors of the original module."""

@@ -311,7 +311,7 @@ class Transcript:
         if kind in _CODES:
             self._refuse_texts(node)
         if kind in _TEXTS and any(v.node().kind() in _CODES for v in inputs):
-            raise _refusal(node, "a dtype is made a text")
+            raise _refusal(node, "a dtype is converted to text")
         return self._operator(node, kind, inputs)
 
     def _operator(self, node: Any, kind: str, inputs: list[Any]) -> str:

@@ -150,7 +150,7 @@ class _Unfold(ast.NodeTransformer):
                 result = ast.IfExp(test, *((first, result) if is_or else (result, first)))
             else:
                 raise CannotUnfold(
-                    f"the value of and/or is used as one of its operands (line {node.lineno})"
+                    f"`and` or `or` is used for the value of an operand (line {node.lineno})"
                 )
             ast.fix_missing_locations(ast.copy_location(result, node))
         return result

@@ -40,7 +40,7 @@ class OneKernel(ScheduleRule):
         if isinstance(found, s_tir.Schedule):
             buffers = found.mod["main"].body.block.alloc_buffers
             if any(str(buffer.scope()) == "global" for buffer in buffers):
-                raise ValueError("its parts need memory between them")
+                raise ValueError("its kernels would share global memory")
         return found
 
 

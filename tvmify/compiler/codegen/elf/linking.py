@@ -147,7 +147,7 @@ class _Linker:
         if isinstance(meaning, Place) and (meaning.file, meaning.section) not in self.placed:
             raise CannotLink("an object file refers to a section that is not loaded")
         if isinstance(meaning, str) and form.means is Means.SYMBOL:
-            raise CannotLink(f"an object file takes {called} for its own")
+            raise CannotLink(f"an object file expects to define {called} itself")
         if form.means is Means.ADDRESS and not part.flags & elf.WRITE:
             raise CannotLink(f"{part.name} has the address of {called}")
         if form.means is Means.CALL and isinstance(meaning, str):

@@ -76,7 +76,7 @@ def _read(content: bytes) -> ObjectFile:
         elf.HEADER.unpack_from(content)
     )
     if identification[:7] != elf.IDENTIFICATION[:7] or kind != elf.RELOCATABLE:
-        raise ValueError("its header says so")
+        raise ValueError("its header is that of another format")
     if entry != elf.SECTION.size or not 0 < count < elf.RESERVED:
         raise ValueError(f"it has {count} sections of {entry} bytes")
     headers = [elf.SECTION.unpack_from(content, start + i * entry) for i in range(count)]

@@ -73,14 +73,14 @@ class Symbols:
         Raises
         ------
         CannotLink
-            It is of an unsupported kind, such as thread-local.
+            It has an unsupported kind, such as thread-local.
         """
         symbols = self._files[file].symbols
         if not 0 < number < len(symbols):
             raise CannotLink(f"an object file refers to symbol {number}, which is missing")
         symbol = symbols[number]
         if symbol.kind not in _KINDS or symbol.section >= elf.RESERVED:
-            raise CannotLink(f"the symbol {symbol.name!r} is of an unsupported kind")
+            raise CannotLink(f"the symbol {symbol.name!r} has an unsupported kind")
         if symbol.binding == elf.LOCAL and symbol.section != elf.UNDEFINED:
             return Place(file, symbol.section, symbol.value)
         found = self.definitions.get(symbol.name)

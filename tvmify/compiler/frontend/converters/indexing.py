@@ -44,7 +44,9 @@ def positions(
     whole = importer.shape(source) or (1,)
     extent = whole[axis]
     if not index.meta["val"].dtype.is_signed or index.meta["val"].dtype is torch.bool:
-        raise UnsupportedOperator(["aten.index.Tensor"], "a mask or unsigned integers as an index")
+        raise UnsupportedOperator(
+            ["aten.index.Tensor"], "an index is a mask or has unsigned integers"
+        )
     if 0 in shape:
         return x
     constant = constant_of(importer.program, index)
@@ -183,7 +185,7 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index, values = node.args[:4]
     shape, dtype = importer.shape(source), node.meta["val"].dtype
     if not shape:
-        raise UnsupportedOperator([str(node.target)], "a tensor without axes")
+        raise UnsupportedOperator([str(node.target)], "the tensor has no axes")
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     extents = importer.shape(index)

@@ -100,7 +100,7 @@ def _normalized(
     x: relax.Expr,
     norm: _GroupNorm,
 ) -> relax.Expr:
-    """Normalise each group of channels of each sample."""
+    """Normalize each group of channels of each sample."""
     rank = len(x.ty.shape)
     if rank not in (4, 5) or is_for_gpu():  # a GPU would launch ten kernels instead of one
         return _normalized_rows(importer, x, norm)

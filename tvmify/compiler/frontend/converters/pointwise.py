@@ -221,7 +221,9 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
             square if exponent == 2 else relax.op.multiply(square, x if exponent == 3 else square)
         )
     if not _is_float(x):
-        raise UnsupportedOperator([str(node.target)], "integer powers other than 2, 3 and 4")
+        raise UnsupportedOperator(
+            [str(node.target)], "its exponent is an integer other than 2, 3 and 4"
+        )
     if exponent == 0.5:
         return relax.op.sqrt(x)
     if exponent == -0.5:
@@ -373,4 +375,4 @@ def _check_divisor(importer: Importer, node: fx.Node) -> int | None:
         constant = constant_of(importer.program, divisor)
         if constant is not None and bool(((constant != 0) & (constant != -1)).all()):
             return None
-    raise UnsupportedOperator([str(node.target)], "an integer division that may be by 0 or -1")
+    raise UnsupportedOperator([str(node.target)], "its integer divisor may be 0 or -1")

@@ -41,7 +41,7 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
     ceil_mode = bool(importer.argument(node, 5, "ceil_mode", False))
     if ceil_mode and not is_static(*extents):
-        raise UnsupportedOperator([str(node.target)], "ceil_mode, of images of any size")
+        raise UnsupportedOperator([str(node.target)], "ceil_mode for images of any size")
     after = [
         max((out - 1) * s + d * (k - 1) + 1 - e - b, 0) if is_static(out, e) else b
         for out, s, d, k, e, b in zip(
@@ -134,7 +134,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
     factors = importer.argument(node, 2 if nearest else 3, "scale_factors") or [None, None]
     if not is_static(*shape[2:], *out[2:]):
         if "bicubic" in str(node.target):
-            raise UnsupportedOperator([str(node.target)], "of images of any size")
+            raise UnsupportedOperator([str(node.target)], "for images of any size")
         aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
         x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
         channels_last = int(shape[1]) >= NEST.many_channels

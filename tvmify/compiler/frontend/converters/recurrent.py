@@ -30,7 +30,7 @@ def layers(importer: Importer, node: fx.Node) -> Result:
     passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]
     directions = 2 if both else 1
     if len(passes) != count * directions:
-        raise UnsupportedOperator([str(node.target)], "states are projected")
+        raise UnsupportedOperator([str(node.target)], "it projects states (proj_size)")
     dtype = accumulator(node.meta["val"][0].dtype)
     x = importer.tensor(source, dtype)
     if batch_first:

@@ -129,7 +129,7 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     shape = importer.shape(node.args[0])
     count = product(shape[axis] for axis in axes)
     if bounds(count)[0] - correction <= 0:
-        raise UnsupportedOperator([str(node.target)], "a variance of too few elements")
+        raise UnsupportedOperator([str(node.target)], "it is the variance of too few elements")
     number = importer.number(count - correction, dtype_of(x))
     first, mean, deviation = deviations(importer, x, axes)
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
@@ -186,7 +186,7 @@ def deviations(importer: Importer, x: relax.Expr, axes: list[int]) -> Deviations
 @converts("argmax.default", "argmin.default")
 def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
     if node.args[0].meta["val"].dtype is torch.bool:  # type: ignore[union-attr]
-        raise UnsupportedOperator([str(node.target)], "bools, which eager refuses")
+        raise UnsupportedOperator([str(node.target)], "eager refuses bools")
     axis = importer.argument(node, 1, "dim")
     keep = bool(importer.argument(node, 2, "keepdim", False))
     x, shape = _comparable(importer, node.args[0]), importer.shape(node.args[0])
@@ -283,7 +283,7 @@ def norm(importer: Importer, node: fx.Node) -> relax.Expr:
     keep = bool(importer.argument(node, 3, "keepdim", False))
     x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
     if not shape or order not in (1, 2, math.inf, -math.inf):
-        raise UnsupportedOperator([str(node.target)], f"the norm of order {order}")
+        raise UnsupportedOperator([str(node.target)], f"it is a norm of order {order}")
     if order == 2:
         return relax.op.sqrt(relax.op.sum(relax.op.multiply(x, x), axes, keep))
     reduce = {1: relax.op.sum, math.inf: relax.op.max, -math.inf: relax.op.min}[order]

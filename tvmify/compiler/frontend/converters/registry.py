@@ -57,7 +57,7 @@ def refuse_on_gpu(name: str) -> None:
         It is: the converter makes a sequential loop, or one for the registers of a CPU.
     """
     if is_for_gpu():
-        raise UnsupportedOperator([name], "its loop is for CPUs")
+        raise UnsupportedOperator([name], "its loop is written for CPUs")
 
 
 def call_loop(

@@ -46,7 +46,7 @@ def resized(
         return x
     whole = int(factor) if nearest and factor is not None and factor.is_integer() else None
     if nearest and not whole:
-        raise UnsupportedOperator(["aten.upsample_nearest2d.vec"], "by a factor that is not known")
+        raise UnsupportedOperator(["aten.upsample_nearest2d.vec"], "its scale factor is not known")
 
     def resize(x: te.Tensor, size: Any) -> te.Tensor:
         extent = x.shape[axis]

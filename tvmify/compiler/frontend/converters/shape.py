@@ -122,7 +122,7 @@ def fill(importer: Importer, node: fx.Node) -> relax.Expr:
     position = {"full_like": 1, "full": 1, "fill": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
     value = float("ones" in name) if position is None else node.args[position]
     if isinstance(value, fx.Node):
-        raise UnsupportedOperator([str(node.target)], "the value is computed")
+        raise UnsupportedOperator([str(node.target)], "its fill value is computed")
     if isinstance(value, Expr):
         return relax.op.broadcast_to(importer.number(value, dtype), list(importer.shape(node)))
     return relax.op.full(list(importer.shape(node)), relax.const(value, dtype), dtype)
@@ -203,7 +203,7 @@ def _symbolic_slice(
     is_from_end = is_static(first) and first < 0
     # According to the ranges, the start must not depend on which is larger.
     if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
-        raise UnsupportedOperator(["aten.slice.Tensor"], f"a slice from {first}")
+        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {first}")
 
     def sliced(x: te.Tensor, first: Any) -> te.Tensor:
         begin = x.shape[axis] + first if is_from_end else first
@@ -219,7 +219,9 @@ def _symbolic_slice(
 def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
     size = importer.shape(node.args[0])[axis]
     if not is_static(index) or bounds(size)[0] < (index + 1 if index >= 0 else -index):
-        raise UnsupportedOperator([str(node.target)], f"index {index} of {size}")
+        raise UnsupportedOperator(
+            [str(node.target)], f"its index {index} may be out of range for the size {size}"
+        )
 
     def selected(x: te.Tensor) -> te.Tensor:
         place = index if index >= 0 else x.shape[axis] + index
@@ -298,7 +300,7 @@ def arange(importer: Importer, node: fx.Node) -> relax.Expr:
     given = arguments(node)
     start, step = given.get("start", 0), given.get("step", 1)
     if isinstance(start, float) or isinstance(step, float):
-        raise UnsupportedOperator([str(node.target)], "a range of floats of symbolic length")
+        raise UnsupportedOperator([str(node.target)], "it is a range of floats of symbolic length")
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
 
     def counted() -> te.Tensor:
