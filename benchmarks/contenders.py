@@ -53,7 +53,7 @@ def eager(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callable[[
 
 
 def torchscript(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
-    """Scripted, or traced where that fails, frozen, and optimised for inference."""
+    """Scripted, or traced where that fails, frozen, and optimized for inference."""
     import torch
 
     with warnings.catch_warnings():
@@ -63,8 +63,8 @@ def torchscript(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -
         except Exception:  # transformers cannot be scripted, and fail in all kinds of ways
             scripted = torch.jit.trace(module, args, check_trace=False)
             setting.remark = lambda: "traced: it cannot be scripted"
-        optimised = torch.jit.optimize_for_inference(scripted)
-    return lambda: optimised(*args)
+        optimized = torch.jit.optimize_for_inference(scripted)
+    return lambda: optimized(*args)
 
 
 def inductor(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callable[[], Any]:
@@ -119,7 +119,7 @@ def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> C
 
 
 def onnx_runtime(_: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
-    """From ONNX, with all optimisations."""
+    """From ONNX, with all optimizations."""
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
     if not setting.onnx.exists():

@@ -24,7 +24,7 @@ from tvmify import tvmify
 
 
 def photograph(side: int) -> Tensor:
-    """Return the middle of the picture, ``(1, 3, side, side)``, normalised as ImageNet's are."""
+    """Return the middle of the picture, ``(1, 3, side, side)``, normalized as ImageNet's are."""
     pixels = torch.tensor(load_sample_image("china.jpg")).permute(2, 0, 1) / 255  # (3, 427, 640)
     left = (pixels.shape[2] - pixels.shape[1]) // 2
     square = pixels[None, :, :, left : left + pixels.shape[1]]

@@ -1,4 +1,4 @@
-"""Classify a photograph with one file: resize, crop, normalise, network and argmax.
+"""Classify a photograph with one file: resize, crop, normalize, network and argmax.
 
 It shows: what `tvmify.compile` returns is a TorchScript module, which a larger one takes like its
 own. The file is loaded and called in a process that has no compiler, and in C++ (examples/cpp). The

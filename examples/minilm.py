@@ -26,7 +26,7 @@ Simmer the tomatoes with garlic and basil for twenty minutes.
 Add a pinch of salt to bring out the flavour of chocolate.
 Sharpen the knife before you slice the onions.
 The chef whisked egg whites until they formed stiff peaks.
-Vaccines teach the immune system to recognise a disease.
+Vaccines teach the immune system to recognize a disease.
 Drinking enough water helps the kidneys to clean the blood.
 The surgeon repaired the valve of the patient's heart.
 Regular sleep improves memory and concentration.

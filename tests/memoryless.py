@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 class Wrapper(torch.Tensor):
-    """Stands for the tensor ``plain``, as quantised and distributed weights do for theirs."""
+    """Stands for the tensor ``plain``, as quantized and distributed weights do for theirs."""
 
     plain: torch.Tensor
     options: ClassVar[dict[str, Any]] = {}

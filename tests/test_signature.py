@@ -33,7 +33,7 @@ def test_signature_names_structure_leaves_and_values() -> None:
         (torch.ones(2, dtype=torch.complex64), "complex64"),
         (torch.ones(2, dtype=torch.complex64).conj().imag, "negation"),
         (torch.ones(2, 2).to_sparse(), "sparse"),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "quantised"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "quantized"),
         (torch.empty(2, dtype=torch.float8_e4m3fn), "float8"),
         (torch.empty(1, dtype=torch.int8).expand(2**31), "2147483648 elements"),
     ],

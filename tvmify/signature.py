@@ -204,7 +204,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     Raises
     ------
     UnsupportedInput
-        The tensor is a subclass, not dense, complex, quantised, conjugated, negated, or wrapped by
+        The tensor is a subclass, not dense, complex, quantized, conjugated, negated, or wrapped by
         functorch.
     """
     kind = _unsupported_kind(tensor)
@@ -250,7 +250,7 @@ def _unsupported_kind(tensor: torch.Tensor) -> str | None:
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # type: ignore[attr-defined]
         return "a tensor inside a torch.func transform"
     if tensor.is_quantized:
-        return f"a quantised tensor ({tensor.dtype})"
+        return f"a quantized tensor ({tensor.dtype})"
     if tensor.dtype not in SUPPORTED_DTYPES:
         return f"a tensor of dtype {tensor.dtype}"
     if tensor.is_neg() or tensor.is_conj():

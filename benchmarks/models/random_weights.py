@@ -12,7 +12,7 @@ Network = TypeVar("Network", bound=nn.Module)
 def with_random_weights(network: Network) -> Network:
     """Fill convolutions so that they keep the variance, and batch-norms so that all do something.
 
-    PyTorch's own initialisation shrinks activations by a third in each layer: after fifty of them
+    PyTorch's own initialization shrinks activations by a third in each layer: after fifty of them
     the batch-norms' biases are all that is left, and errors are not those of a trained network.
     """
     for module in network.modules():

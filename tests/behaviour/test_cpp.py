@@ -46,7 +46,7 @@ def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples, built once for all tests; unoptimised, since PyTorch's headers take long."""
+    """The examples, built once for all tests; unoptimized, since PyTorch's headers take long."""
     directory = tmp_path_factory.mktemp("cpp") / "build"
     configured = cmake(
         *("-S", EXAMPLES, "-B", directory, "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -Wall -Wextra -Werror"),

@@ -67,8 +67,8 @@ class Rows(Stateful):
         return self.cache @ self.weight
 
 
-class Normalised(Stateful):
-    """Batch normalisation by the batch, in a module that is otherwise not training."""
+class Normalized(Stateful):
+    """Batch normalization by the batch, in a module that is otherwise not training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ PROGRAMS = [
     (Cache, [(x[:, None], at) for x, at in zip(X, AT, strict=True)]),
     (Slices, sequence(*X)),
     (Rows, [(x, torch.tensor([1, 0]), torch.tensor([i, -1])) for i, x in enumerate(X)]),
-    (Normalised, sequence(*X)),
+    (Normalized, sequence(*X)),
 ]
 
 

@@ -90,7 +90,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
     "conjugated": lambda: torch.complex(X, X).conj(),
     "sparse": lambda: X.relu().to_sparse(),
     "sparse rows": lambda: X.relu().to_sparse_csr(),
-    "quantised": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+    "quantized": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([X, X[:2]]),
     "jagged": lambda: torch.nested.nested_tensor([X, X[:2]], layout=torch.jagged),
     "subclass": lambda: X.as_subclass(Subclass),

@@ -1,4 +1,4 @@
-"""Vectorised functions against float64, over every exponent and at every special value."""
+"""Vectorized functions against float64, over every exponent and at every special value."""
 
 from __future__ import annotations
 

@@ -644,11 +644,11 @@ ODD_TENSORS = {
 
 @pytest.mark.parametrize("name", ODD_TENSORS)
 def test_odd_tensors_are_right(name: str, inference: None) -> None:
-    def normalised(x: torch.Tensor) -> torch.Tensor:
+    def normalized(x: torch.Tensor) -> torch.Tensor:
         return torch.exp(x) / (x.abs() + 1) - x
 
-    fast = decorate(normalised, strict=True)
-    assert_close_to_reference(fast(ODD_TENSORS[name]), normalised, (ODD_TENSORS[name],))
+    fast = decorate(normalized, strict=True)
+    assert_close_to_reference(fast(ODD_TENSORS[name]), normalized, (ODD_TENSORS[name],))
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_exact_signatures_share_one_program_and_are_remembered(inference: None) 
     assert fast.cache_info().builds == 1
 
 
-def test_failed_generalisation_refuses_the_outermost_first() -> None:
+def test_failed_generalization_refuses_the_outermost_first() -> None:
     more, less = Labels(), Labels()
     outcomes = iter([Eager(Facts(), NumberNeeded()), COMPILES])
     Generalizing([more, less]).make(request(label="a"), lambda _: next(outcomes))

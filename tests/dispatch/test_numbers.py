@@ -207,7 +207,7 @@ def test_other_uses_make_an_int_part_of_the_key(name: str, inference: None) -> N
     assert fast.cache_info().entries == 2
 
 
-def test_numbers_are_specialised_independently(inference: None) -> None:
+def test_numbers_are_specialized_independently(inference: None) -> None:
     def function(x: torch.Tensor, dim: int, t: int, scale: float) -> torch.Tensor:
         return x.cumsum(dim) * t + scale
 
@@ -217,7 +217,7 @@ def test_numbers_are_specialised_independently(inference: None) -> None:
     assert (fast.cache_info().builds, fast.cache_info().entries) == (2, 2)
 
 
-def test_specialisation_applies_to_all_shapes(
+def test_specialization_applies_to_all_shapes(
     inference: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast: Any = decorate(lambda x, dim: x.cumsum(dim) + 1, strict=True)
@@ -280,7 +280,7 @@ def test_isinstance_branch_on_a_float_is_detected(inference: None) -> None:
     assert fast.cache_info().entries == 2
 
 
-def test_mutating_program_is_specialised_on_numbers(inference: None) -> None:
+def test_mutating_program_is_specialized_on_numbers(inference: None) -> None:
     """It cannot be tried out."""
 
     class Mean(nn.Module):

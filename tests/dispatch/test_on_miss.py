@@ -300,7 +300,7 @@ def test_background_builds_keep_floats_as_arguments(worker: OnDemand) -> None:
     assert fast.cache_info().builds == 1
 
 
-def test_branching_float_is_specialised(worker: OnDemand) -> None:
+def test_branching_float_is_specialized(worker: OnDemand) -> None:
     class Branching(nn.Module):
         def forward(self, x: torch.Tensor, limit: float) -> torch.Tensor:
             return x * 2 if limit > 1 else x + 3

@@ -405,7 +405,7 @@ def test_few_image_sizes_have_separate_programs() -> None:
     assert fast.cache_info().builds == 5
 
 
-def test_degenerate_size_is_specialised_alone() -> None:
+def test_degenerate_size_is_specialized_alone() -> None:
     module = Slices()
     fast = compiled(module)
     for size in (5, 2, 7, 3):  # of two the second slice is one
@@ -485,7 +485,7 @@ def test_all_classes_of_sizes_are_made_ahead(dynamic: bool | None) -> None:
     assert fast.cache_info().builds == 3
 
 
-def test_warmup_generalises_earlier_shapes() -> None:
+def test_warmup_generalizes_earlier_shapes() -> None:
     module = Linear()
     fast = compiled(module)
     for rows in (2, 3):
@@ -518,7 +518,7 @@ def test_dims_may_stand_for_any_size_of_any_argument() -> None:
     assert pair.cache_info().builds == 2
 
 
-def test_ungeneralisable_dim_warns_and_builds_one_size() -> None:
+def test_ungeneralizable_dim_warns_and_builds_one_size() -> None:
     fast = compiled(nn.Upsample(scale_factor=1.3, mode="bicubic"))
     with pytest.warns(TvmifyWarning, match="no program for all sizes of"):
         info = fast.warmup([(1, 3, Dim("height"), 8)])

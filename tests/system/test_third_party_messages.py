@@ -19,7 +19,7 @@ from tvmify.system.third_party_messages import Shortage, shortage, system_error_
         ("", None),
     ],
 )
-def test_shortage_is_recognised_by_its_message(message: str, found: Shortage | None) -> None:
+def test_shortage_is_recognized_by_its_message(message: str, found: Shortage | None) -> None:
     assert shortage(RuntimeError(message)) is found
 
 

@@ -57,7 +57,7 @@ def uncached_autocast() -> Iterator[None]:
         torch.set_autocast_cache_enabled(is_enabled)
 
 
-def spell_casts(program: ExportedProgram) -> None:
+def insert_casts(program: ExportedProgram) -> None:
     """Write the casts of the current autocast setting into a program recorded under it. Regions
     with other settings or grad modes are replaced by their operators.
 
@@ -200,8 +200,8 @@ def _spell(
         # The last of them may be the operator's own.
         for count in range(len(with_casts.casts), 0, -1):
             wanted = {id(tensor): dtype for tensor, dtype in with_casts.casts[:count]}
-            spelt = {n: v.to(wanted.get(id(v), v.dtype)) for n, v in values.items()}
-            if _does(call, spelt, setting, with_casts.calls[count:]):
+            cast_values = {n: v.to(wanted.get(id(v), v.dtype)) for n, v in values.items()}
+            if _does(call, cast_values, setting, with_casts.calls[count:]):
                 for argument, value in values.items():
                     dtype = wanted.get(id(value))
                     if dtype is not None:

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.capture.answers import answering_as_eager
-from tvmify.capture.autocast import spell_casts, uncached_autocast
+from tvmify.capture.autocast import insert_casts, uncached_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, dynamic_shapes
@@ -132,7 +132,7 @@ def export(
     args, kwargs = examples((args, kwargs))
     with tracing(), unseen_by_others():
         program = _export(module, args, kwargs, varying)
-        spell_casts(program)
+        insert_casts(program)
         _refuse_unknown_shapes(program)
         _simplify(program)
         forget_tensors(*fake_modes(program.graph))

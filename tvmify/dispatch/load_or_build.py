@@ -30,7 +30,7 @@ from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu, pro
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.sizes import Specialised
+from tvmify.dispatch.sizes import Specialized
 from tvmify.dispatch.symbols import sizes_of
 from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
@@ -329,7 +329,7 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
 
     Raises
     ------
-    Specialised
+    Specialized
         It has no symbolic size.
     """
     varying = work.request.varying
@@ -339,7 +339,7 @@ def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
 
     shapes = recorded_shapes(exported, varying.hints_by_axis())
     if shapes is None:
-        raise Specialised
+        raise Specialized
     fixed = numbers(varying, shapes)
     if fixed.isdisjoint(varying.hints):
         return shapes

@@ -32,7 +32,7 @@ from tvmify.dispatch.proof import Prove, runs, unusable
 from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.sizes import Specialised
+from tvmify.dispatch.sizes import Specialized
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import (
     CacheMiss,
@@ -200,7 +200,7 @@ class Miss:
         except NotCompiled as reason:
             if isinstance(reason, HasEffects) and reason.may_cease:
                 self._postpone(reason)
-            if not isinstance(reason, (TracedElsewhere, Specialised)):  # these are temporary
+            if not isinstance(reason, (TracedElsewhere, Specialized)):  # these are temporary
                 programs.made.store(place, reason)
             raise
         captured = Captured.of(program)
@@ -256,7 +256,7 @@ class Miss:
             # It serves the sizes of this call only. The next request is for such a program.
             place = self._place(repeated, Signature.of(args, kwargs), STATIC)
             recorded.store(place, program.of(None))
-            raise Specialised
+            raise Specialized
         elif on_miss.in_background(options) or program.is_general:
             recorded.store(place, program.of(None))
         return program

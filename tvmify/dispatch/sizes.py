@@ -165,7 +165,7 @@ class OtherClass(NotCompiled):
         return type(self), (self.fixed,)
 
 
-class Specialised(NotCompiled):
+class Specialized(NotCompiled):
     """The recording of a program left no size symbolic, so it serves the sizes of its call only.
 
     The next call may have another result: for example, a part of a size was 1, a constant.
@@ -268,7 +268,7 @@ class Sizes:
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
         _LOG.debug("%s: a program for this shape only, because %s", request.title(), reason)
-        if not isinstance(reason, Specialised):
+        if not isinstance(reason, Specialized):
             self._static[general.signature.rest, _declarations(request)] = reason
 
     def note(self, request: Request, outcome: Outcome) -> None:

@@ -13,13 +13,13 @@ from torch import fx
 from torch._C import DispatchKey
 
 
-def spell_attention(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
+def inline_flex_attention(module: fx.GraphModule) -> tuple[fx.GraphModule, bool]:
     """Return a graph without this operator, and whether the given graph had any."""
     operator = torch.ops.higher_order.flex_attention
     if not module.graph.find_nodes(op="call_function", target=operator):
         return module, False
-    spelt = fx.GraphModule(module, copy.deepcopy(module.graph))
-    for node in spelt.graph.find_nodes(op="call_function", target=operator):
+    inlined = fx.GraphModule(module, copy.deepcopy(module.graph))
+    for node in inlined.graph.find_nodes(op="call_function", target=operator):
         node.target = operator.py_kernels[DispatchKey.CompositeExplicitAutograd]
-    spelt.recompile()
-    return spelt, True
+    inlined.recompile()
+    return inlined, True

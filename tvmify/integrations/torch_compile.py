@@ -14,7 +14,7 @@ from tvmify.errors import OptionError
 from tvmify.integrations.compiled import dispatchers_of_compiled
 from tvmify.integrations.control_flow import calls_of
 from tvmify.integrations.dynamo_graph import Origin
-from tvmify.integrations.flexible_attention import spell_attention
+from tvmify.integrations.flexible_attention import inline_flex_attention
 from tvmify.options import CompileOptions
 
 #: Options of the decorator that mean nothing here, and what to do instead.
@@ -65,8 +65,8 @@ def backend(
     """
     chosen, origin = compile_options(mode, options), Origin.of(module, example_inputs)
     needs_gradients = torch.is_grad_enabled() and any(map(_requires_grad, example_inputs))
-    module, spelt = spell_attention(module)
-    if needs_gradients or spelt or _has_transforms(module):
+    module, has_flex_attention = inline_flex_attention(module)
+    if needs_gradients or has_flex_attention or _has_transforms(module):
         from tvmify.integrations.training import with_autograd
 
         return with_autograd(module, example_inputs, origin, chosen)

@@ -78,7 +78,7 @@ Borrowed::~Borrowed() {
 }
 
 // With any other dispatch key, the bytes are not the values (conjugate, negative, zero, fake,
-// wrapped by a transform, quantised) or are elsewhere (sparse, meta, another device).
+// wrapped by a transform, quantized) or are elsewhere (sparse, meta, another device).
 constexpr c10::DispatchKeySet kPlainOnCpu({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
                                            c10::DispatchKey::AutocastCPU,
                                            c10::DispatchKey::ADInplaceOrView});
@@ -154,7 +154,7 @@ at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
   TORCH_CHECK_TYPE(tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
                    device.is_cpu() ? "CPU" : device.str(),
                    " tensors that are not complex, conjugate, "
-                   "negative or quantised, and got one with the dispatch keys ",
+                   "negative or quantized, and got one with the dispatch keys ",
                    tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ",
                    tensor.dtype(), ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
   if (!has_memory(tensor)) {

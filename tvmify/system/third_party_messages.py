@@ -12,7 +12,7 @@ import errno
 import os
 
 #: Numbers of ``errno`` that C++ spells out in a message.
-_SPELT_OUT = (
+_NAMED = (
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
@@ -50,7 +50,7 @@ def shortage(error: BaseException) -> Shortage | None:
 def system_error_number(error: BaseException) -> int | None:
     """Return the number of ``errno`` that the first line of a message spells out, if it does."""
     first_line = str(error).strip().partition("\n")[0].lower()
-    return next((code for code in _SPELT_OUT if os.strerror(code).lower() in first_line), None)
+    return next((code for code in _NAMED if os.strerror(code).lower() in first_line), None)
 
 
 def words(error: BaseException) -> list[str]:

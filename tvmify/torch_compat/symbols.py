@@ -1,4 +1,4 @@
-"""Symbolic sizes of recorded programs, read without specialising them.
+"""Symbolic sizes of recorded programs, read without specializing them.
 
 ``int(size)``, a comparison, or a branch on one makes torch assume the value, or the answer, for the
 whole program. What only looks at sizes reads them with these functions.

@@ -39,7 +39,7 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize("make", [Scripted, Recorded])
-def test_each_aliasing_pattern_is_specialised(make: type[nn.Module]) -> None:
+def test_each_aliasing_pattern_is_specialized(make: type[nn.Module]) -> None:
     plain = make().eval()
     net = tvmify(plain, cache=False, compare=False, strict=True)
     x, y = torch.randn(3), torch.randn(3)

@@ -22,7 +22,7 @@ BATCH, PLACES, HEADS, SIZE = 2, 20, 4, 8
 WIDTH = HEADS * SIZE
 
 
-class Spelt(nn.Module):
+class Decomposed(nn.Module):
     """What all of them have in common."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Spelt(nn.Module):
         self.register_buffer("bias", torch.randn(1, HEADS, PLACES, PLACES))
 
 
-class NanoGPT(Spelt):
+class NanoGPT(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.size()
         q, k, v = self.qkv(x).split(c, dim=2)
@@ -48,7 +48,7 @@ class NanoGPT(Spelt):
         return self.out((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
 
 
-class Bert(Spelt):
+class Bert(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.size()
         q, k, v = [
@@ -61,7 +61,7 @@ class Bert(Spelt):
         return self.out(mixed.view(b, t, c))
 
 
-class Annotated(Spelt):
+class Annotated(Decomposed):
     """The annotated transformer."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Annotated(Spelt):
         return self.out(torch.matmul(weights, v).transpose(1, 2).contiguous().view(b, -1, c))
 
 
-class T5(Spelt):
+class T5(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.size()
         q, k, v = [part.view(b, t, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)]
@@ -82,7 +82,7 @@ class T5(Spelt):
         return self.out(torch.matmul(weights, v).transpose(1, 2).contiguous().view(b, t, c))
 
 
-class Timm(Spelt):
+class Timm(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, n, c = x.shape
         q, k, v = self.qkv(x).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4).unbind(0)
@@ -90,7 +90,7 @@ class Timm(Spelt):
         return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
 
 
-class TimmBefore(Spelt):
+class TimmBefore(Decomposed):
     """As it was before version 0.6."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ class TimmBefore(Spelt):
         return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
 
 
-class NeoX(Spelt):
+class NeoX(Decomposed):
     """The three of each head lie side by side."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -123,14 +123,14 @@ def parted(x: Tensor) -> Tensor:
     return x.view(heads // 4, 4, t, size).transpose(1, 2).reshape(heads // 4, t, 4 * size)
 
 
-class Bmm(Spelt):
+class Bmm(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
         scores = torch.bmm(q, k.transpose(1, 2)) * self.scale
         return self.out(parted(torch.bmm(F.softmax(scores, dim=-1), v)))
 
 
-class Baddbmm(Spelt):
+class Baddbmm(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
         bias = self.bias.expand(x.shape[0], -1, -1, -1).reshape(-1, x.shape[1], x.shape[1])
@@ -138,7 +138,7 @@ class Baddbmm(Spelt):
         return self.out(parted(torch.bmm(scores.softmax(-1), v)))
 
 
-class Bart(Spelt):
+class Bart(Decomposed):
     """Batches and heads are apart for the mask alone."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class Bart(Spelt):
         return self.out(parted(torch.bmm(self.dropout(weights), v)))
 
 
-class Fairseq(Spelt):
+class Fairseq(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, _ = x.shape
         q, k, v = [joined(part) for part in self.qkv(x).chunk(3, dim=-1)]
@@ -159,7 +159,7 @@ class Fairseq(Spelt):
         return self.out(parted(torch.bmm(scores.softmax(-1), v)))
 
 
-class Bloom(Spelt):
+class Bloom(Decomposed):
     """A mask where batches and heads are on one axis, and one where they are not."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ class Bloom(Spelt):
         return self.out(parted(torch.bmm(weights.view(b * 4, t, t), v)))
 
 
-class Swin(Spelt):
+class Swin(Decomposed):
     """A mask for each window, a bias for each head."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class Swin(Spelt):
         return self.out((weights @ v).transpose(1, 2).reshape(b, n, c))
 
 
-class CausalBias(Spelt):
+class CausalBias(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.shape
         q, k, v = [part.view(b, t, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1)]
@@ -194,7 +194,7 @@ class CausalBias(Spelt):
         return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
 
 
-class Einsum(Spelt):
+class Einsum(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.shape
         q, k, v = [part.reshape(b, t, 4, 8) for part in self.qkv(x).chunk(3, dim=-1)]
@@ -202,7 +202,7 @@ class Einsum(Spelt):
         return self.out(torch.einsum("bhls,bshd->blhd", weights, v).reshape(b, t, c))
 
 
-class EinsumOfHeads(Spelt):
+class EinsumOfHeads(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, c = x.shape
         parts = self.qkv(x).chunk(3, dim=-1)
@@ -212,7 +212,7 @@ class EinsumOfHeads(Spelt):
         return self.out(mixed.permute(0, 2, 1, 3).reshape(b, t, c))
 
 
-class Image(Spelt):
+class Image(Decomposed):
     """Places are last, as in the networks that draw images."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ class Image(Spelt):
         return self.out(torch.bmm(v, weights.permute(0, 2, 1)).transpose(1, 2))
 
 
-class NonLocal(Spelt):
+class NonLocal(Decomposed):
     """As `Image`, but what is turned are the values."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class NonLocal(Spelt):
         return self.out(torch.matmul(weights, v.permute(0, 2, 1)))
 
 
-class Functional(Spelt):
+class Functional(Decomposed):
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, n, c = x.shape
         qkv = self.qkv(x).reshape(b, n, 3, 4, c // 4).permute(2, 0, 3, 1, 4)
@@ -239,7 +239,7 @@ class Functional(Spelt):
         return self.out(mixed.transpose(1, 2).reshape(b, n, c))
 
 
-SPELLINGS: tuple[type[Spelt], ...] = (
+VARIANTS: tuple[type[Decomposed], ...] = (
     NanoGPT,
     Bert,
     Annotated,
@@ -277,12 +277,12 @@ SCRIPTED = (NanoGPT, Bert, T5, NeoX, Baddbmm, Bloom, Swin, CausalBias, Einsum, F
 
 
 @pytest.mark.parametrize(
-    ("through", "spelling"),
-    [(check, each) for each in SPELLINGS] + [(through_torchscript, each) for each in SCRIPTED],
+    ("through", "variant"),
+    [(check, each) for each in VARIANTS] + [(through_torchscript, each) for each in SCRIPTED],
     ids=lambda value: value.__name__,
 )
-def test_spellings(through: Callable[..., Artifact], spelling: type[Spelt]):
-    module = spelling().eval()
+def test_variants(through: Callable[..., Artifact], variant: type[Decomposed]):
+    module = variant().eval()
     padding = torch.ones(BATCH, 1, 1, PLACES)
     padding[1, ..., -5:] = 0
     artifact = through(module, torch.randn(BATCH, PLACES, WIDTH), padding)
@@ -500,7 +500,7 @@ def test_views_of_no_scores(batch: int, queries: int, keys: int):
     check(Program(program), *(torch.randn(size) for size in sizes))
 
 
-def test_causal_mask_behind_a_view_is_not_materialised():
+def test_causal_mask_behind_a_view_is_not_materialized():
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         mask = torch.full((PLACES, PLACES), -math.inf).triu(1)
         scores = (q @ k.transpose(1, 2) + mask).view(BATCH, HEADS, PLACES, PLACES)

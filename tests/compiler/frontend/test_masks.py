@@ -1,4 +1,4 @@
-"""Masks that programs compute: which are recognised, of which size, and at which cost."""
+"""Masks that programs compute: which are recognized, of which size, and at which cost."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def kernels_without_mask(*sizes: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mask", CAUSAL)
-def test_causal_masks_are_not_materialised(mask: str):
+def test_causal_masks_are_not_materialized(mask: str):
     artifact = check(partial(masked, CAUSAL[mask]), *operands(1200))
     assert artifact.report["kernels"] == kernels_without_mask(1200)
 
@@ -89,7 +89,7 @@ def test_causal_masks_of_other_sizes(sizes: tuple[int, ...]):
 @pytest.mark.parametrize(
     ("mask", "length"), [(mask, 1200) for mask in SPELT] + [("filled", 60), ("filled", 2048)]
 )
-def test_spelt_attention_with_causal_masks_has_no_scores(mask: str, length: int):
+def test_decomposed_attention_with_causal_masks_has_no_scores(mask: str, length: int):
     artifact = check(partial(spelt, SPELT[mask]), *operands(length))
     assert artifact.report["kernels"] == kernels_without_mask(length)
 
@@ -225,7 +225,7 @@ def computed(function: Callable[..., torch.Tensor], *args: Any) -> tuple[Exporte
 
 
 @pytest.mark.parametrize("mask", CAUSAL)
-def test_long_masks_are_not_materialised(mask: str):
+def test_long_masks_are_not_materialized(mask: str):
     q = torch.empty(1, 1, 4096, 1)
     program, node = computed(CAUSAL[mask], q, q)
     with Largest() as largest:

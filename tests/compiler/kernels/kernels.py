@@ -210,7 +210,7 @@ def has_parallel_loop(function: tirx.PrimFunc) -> bool:
 
 
 def widest_vector(function: tirx.PrimFunc) -> int:
-    """Lanes of the widest vectorised loop."""
+    """Lanes of the widest vectorized loop."""
     wide = [int(loop.extent) for loop in loops(function) if loop.kind == tirx.ForKind.VECTORIZED]
     return max(wide, default=1)
 

@@ -220,10 +220,12 @@ def _sample(chain: _Chain) -> Sample:
     result = relax.TensorType(static_shape(chain.convolution), chain.convolution.ty.dtype)
     weights = (False, True, True, False)[: len(chain.operands)]
     types = [*(operand.ty for operand in chain.operands), result]
-    return Sample(types, weights, functools.partial(_spelt, chain))
+    return Sample(types, weights, functools.partial(_as_operators, chain))
 
 
-def _spelt(chain: _Chain, builder: relax.BlockBuilder, operands: Sequence[relax.Var]) -> relax.Expr:
+def _as_operators(
+    chain: _Chain, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
+) -> relax.Expr:
     x, weight, *others = operands
     value = builder.emit(relax.Call(_CONVOLUTION, [x, weight], chain.convolution.attrs))
     for other in others:

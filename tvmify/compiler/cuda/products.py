@@ -122,7 +122,7 @@ def by_kernel(
     def sample() -> Sample:
         types = [*(operand.ty for operand in operands), relax.TensorType(shape, dtype)]
         weights = (False, *(True for _ in operands[1:]))
-        return Sample(types, weights, functools.partial(_spelt, is_transposed))
+        return Sample(types, weights, functools.partial(_as_operators, is_transposed))
 
     is_even = Shape.of(shape[-1], static_shape(left)[-1], dtype) is not None
     candidates = (_KERNEL, _LIBRARY) if is_even else (_LIBRARY, _KERNEL)
@@ -166,7 +166,7 @@ def _row_product(left: te.Tensor, right: te.Tensor, wide: str) -> te.Tensor:
     return te.compute((*left.shape[:-1], right.shape[0]), element, name=ROW_PRODUCT)
 
 
-def _spelt(
+def _as_operators(
     is_transposed: bool, builder: relax.BlockBuilder, operands: Sequence[relax.Var]
 ) -> relax.Expr:
     left, right, *bias = operands

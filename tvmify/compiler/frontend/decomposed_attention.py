@@ -62,21 +62,21 @@ class _Scores:
         return *_sizes(self.query)[:-1], _sizes(self.key)[-2]
 
 
-def recognise_attention(program: ExportedProgram) -> None:
+def recognize_attention(program: ExportedProgram) -> None:
     """Replace attention by calls of PyTorch's own operator, in place. Attention whose scores or
     weights are used elsewhere, or whose operands broadcast, is left alone.
     """
     graph = program.graph
-    recogniser = _Recogniser(program)
+    recognizer = _Recognizer(program)
     for product in [node for node in graph.nodes if node.target in _MATMULS]:
         with graph.inserting_before(product):
-            result = recogniser.attention(product)
+            result = recognizer.attention(product)
         if result is not None:
             product.replace_all_uses_with(result)
     graph.eliminate_dead_code()
 
 
-class _Recogniser:
+class _Recognizer:
     """Reads a graph backwards from its products, in their order."""
 
     def __init__(self, program: ExportedProgram) -> None:

@@ -16,11 +16,11 @@ from torch._export.utils import (
 from torch.export import ExportedProgram, exported_program
 
 from tvmify.compiler.frontend.constants import fold_constants
+from tvmify.compiler.frontend.decomposed_attention import recognize_attention
 from tvmify.compiler.frontend.einsum import einsum
 from tvmify.compiler.frontend.fast_paths import multi_head_attention, transformer_encoder_layer
 from tvmify.compiler.frontend.refusals import refuse_functions, refuse_other_devices
 from tvmify.compiler.frontend.sharing import Sharing, sharing
-from tvmify.compiler.frontend.spelt_attention import recognise_attention
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors
 
@@ -138,7 +138,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     shared = sharing(program)
     program = _in_core_aten(program)
     fold_constants(program)
-    recognise_attention(program)
+    recognize_attention(program)
     forget_tensors(*fake_modes(program.graph))
     program._state_dict = {}
     return Decomposed(program, shared)

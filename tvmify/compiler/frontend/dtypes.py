@@ -13,7 +13,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-#: TVM's names of the dtypes that its LLVM code generator supports: complex and quantised ones crash
+#: TVM's names of the dtypes that its LLVM code generator supports: complex and quantized ones crash
 #: the process.
 DTYPES = frozenset(map(dtype_name, SUPPORTED_DTYPES))
 

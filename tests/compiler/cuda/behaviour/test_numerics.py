@@ -216,7 +216,7 @@ def test_reshapes_of_products_that_stay_where_they_are():
     check(lambda x, y: (x @ y).view(2, 2, 6) * 2, torch.randn(4, 40), torch.randn(40, 6))
 
 
-def test_results_with_other_readers_are_materialised():
+def test_results_with_other_readers_are_materialized():
     def both(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
         product = x @ weight
         sum_ = product + bias

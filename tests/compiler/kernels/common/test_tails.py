@@ -1,4 +1,4 @@
-"""Vectorised loops whose length is not a multiple of the vector."""
+"""Vectorized loops whose length is not a multiple of the vector."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _rules(function: Function, *args: Tensor) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", SUMS)
-def test_summands_are_not_materialised(name: str):
+def test_summands_are_not_materialized(name: str):
     x = torch.randn(3, 200, 70)
     check(SUMS[name], x)
     rules = _rules(SUMS[name], x)

@@ -98,7 +98,7 @@ def test_sums(shape, axes, rule, keep):
     np.testing.assert_allclose(built.run([x]), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_mean_of_everything_is_vectorised():
+def test_mean_of_everything_is_vectorized():
     built = check(
         lambda builder, x: op.mean(x),
         lambda x: np.array(x.mean()),

@@ -34,7 +34,7 @@ def remember_bound(sch: s_tir.Schedule, partial: SBlockRV, length: Size) -> None
 
 
 def split_tails(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return the function with the tail of every vectorised loop split off."""
+    """Return the function with the tail of every vectorized loop split off."""
     is_symbolic = has_symbols(function)
 
     def visit(stmt: Stmt) -> Stmt | None:

@@ -160,7 +160,7 @@ def _cut(
 
 
 def in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
-    """Unroll the rows and columns of a tile, and vectorise its channels.
+    """Unroll the rows and columns of a tile, and vectorize its channels.
 
     Going by columns, the inputs of each column are loaded once, and not kept with those of others.
     """
