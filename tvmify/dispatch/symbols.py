@@ -27,58 +27,89 @@ def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool)
     Sizes that were equal in all calls share a symbol. There are none if a size contradicts its
     declaration.
     """
-    sizes, declared = sizes_of(request.leaves), request.declared
-    names: dict[Hashable, str] = {}
-    limits_of: dict[str, DeclaredSize] = {}
-    values: dict[str, int] = {}
-
-    histories = {
-        leaf: tuple(zip(*(other[leaf] or () for other in seen), strict=True))
-        for leaf, shape in enumerate(sizes)
-        if shape is not None
-    }
-    images = _images(histories)
-
-    def name_of(leaf: int, axis: int, size: int) -> str | None:
-        declaration = declared[leaf][axis] if leaf in declared else None
-        if (
-            declaration is not None
-            and declaration.name is not None
-            and values.setdefault(declaration.name, size) != size
-        ):
-            raise _Undeclared
-        history = histories[leaf][axis]
-        varies = None if declaration is None else declaration.varies
-        if varies is None:
-            is_channels = axis == 1 and len(histories[leaf]) == 4
-            is_side = axis >= 2 and len(images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
-            varies = (is_first and not is_channels) or (len(set(history)) > 1 and not is_side)
-        if size < 2 or not varies:
-            return None
-        # In a single call, sizes are often equal by chance.
-        same: Hashable = history if len(seen) > 1 else (leaf, axis)
-        if declaration is not None and declaration.name is not None:
-            same = declaration.name
-        name = names.setdefault(same, f"s{len(names)}")
-        if declaration is not None:
-            limits_of[name] = declaration.within(limits_of.get(name, declaration))
-            if not limits_of[name].least <= size <= limits_of[name].most:
-                raise _Undeclared
-        return name
-
+    symbols = _SymbolsOfCall(seen, request, is_first=is_first)
     try:
-        found = {
-            leaf: tuple(name_of(leaf, axis, size) for axis, size in enumerate(shape))
-            for leaf, shape in enumerate(sizes)
-            if shape is not None
-        }
+        axes = symbols.axes()
     except _Undeclared:
         return STATIC
+    limits = symbols.limits
     return Varying(
-        {leaf: shape for leaf, shape in found.items() if any(shape)},
-        limits={name: Limits(s.least, s.most) for name, s in limits_of.items() if s.is_limited},
-        typical={name: s.typical for name, s in limits_of.items() if s.typical is not None},
+        {leaf: shape for leaf, shape in axes.items() if any(shape)},
+        limits={name: Limits(s.least, s.most) for name, s in limits.items() if s.is_limited},
+        typical={name: s.typical for name, s in limits.items() if s.typical is not None},
     )
+
+
+class _Undeclared(Exception):
+    """A size contradicts its declaration."""
+
+
+class _SymbolsOfCall:
+    """Names the sizes of a call that vary.
+
+    Parameters
+    ----------
+    seen, request, is_first
+        As for `varying_of`.
+
+    Attributes
+    ----------
+    limits
+        The declared limits of each symbol, by name; filled by `axes`.
+    """
+
+    def __init__(self, seen: Sequence[TensorSizes], request: Request, *, is_first: bool) -> None:
+        self._sizes, self._declared = sizes_of(request.leaves), request.declared
+        self._is_first, self._is_single = is_first, len(seen) == 1
+        self._histories = {
+            leaf: tuple(zip(*(other[leaf] or () for other in seen), strict=True))
+            for leaf, shape in enumerate(self._sizes)
+            if shape is not None
+        }
+        self._images = _images(self._histories)
+        self._names: dict[Hashable, str] = {}
+        self._declared_values: dict[str, int] = {}
+        self.limits: dict[str, DeclaredSize] = {}
+
+    def axes(self) -> Symbols:
+        """Return the name of a symbol, or None, for each axis.
+
+        Raises
+        ------
+        _Undeclared
+            A size contradicts its declaration.
+        """
+        return {
+            leaf: tuple(self._name(leaf, axis, size) for axis, size in enumerate(shape))
+            for leaf, shape in enumerate(self._sizes)
+            if shape is not None
+        }
+
+    def _name(self, leaf: int, axis: int, size: int) -> str | None:
+        declaration = self._declared[leaf][axis] if leaf in self._declared else None
+        declared_name = None if declaration is None else declaration.name
+        if declared_name and self._declared_values.setdefault(declared_name, size) != size:
+            raise _Undeclared
+        if size < 2 or not self._varies(leaf, axis, declaration):
+            return None
+        # In a single call, sizes are often equal by chance.
+        same = (leaf, axis) if self._is_single else self._histories[leaf][axis]
+        name = self._names.setdefault(declared_name or same, f"s{len(self._names)}")
+        if declaration is not None:
+            limits = declaration.within(self.limits.get(name, declaration))
+            if not limits.least <= size <= limits.most:
+                raise _Undeclared
+            self.limits[name] = limits
+        return name
+
+    def _varies(self, leaf: int, axis: int, declaration: DeclaredSize | None) -> bool:
+        if declaration is not None and declaration.varies is not None:
+            return declaration.varies
+        histories = self._histories[leaf]
+        if self._is_first and not (axis == 1 and len(histories) == 4):  # channels
+            return True
+        is_side = axis >= 2 and len(self._images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
+        return len(set(histories[axis])) > 1 and not is_side
 
 
 def _images(
@@ -102,10 +133,6 @@ def _images(
         if len(sizes) == 4
         and all(len(set(history)) > 1 and history not in others for history in sizes[2:])
     }
-
-
-class _Undeclared(Exception):
-    """A size contradicts its declaration."""
 
 
 def may_vary(varying: Varying, request: Request) -> bool:
