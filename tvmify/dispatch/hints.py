@@ -101,7 +101,7 @@ def is_tuned(shapes: Shapes, varying: Varying) -> bool:
 
 def _sides(axes: Symbols) -> frozenset[str]:
     """Return the symbols that are height and width of images, and not lengths in a mask."""
-    elsewhere = {name for names in axes.values() if len(names) != 4 for name in names}
-    pairs = (names[2:] for names in axes.values() if len(names) == 4)
-    images = (pair for pair in pairs if all(pair) and elsewhere.isdisjoint(pair))
+    pairs = {leaf: n[2:] for leaf, n in axes.items() if len(n) == 4 and all(n[2:])}
+    elsewhere = {name for leaf in axes.keys() - pairs.keys() for name in axes[leaf]}
+    images = (pair for pair in pairs.values() if elsewhere.isdisjoint(pair))
     return frozenset(name for pair in images for name in pair if name is not None)

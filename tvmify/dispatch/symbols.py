@@ -117,21 +117,23 @@ def _images(
 ) -> dict[int, set[tuple[int, ...]]]:
     """Return the heights and widths of images in all calls, by leaf.
 
-    A 4-d tensor is an image if its last two sizes vary, and no other tensor shares one of them, as
-    the inputs of a model do with their mask.
+    A 4-d tensor is an image if its last two sizes vary, and no tensor of another kind shares one of
+    them, as the inputs of a model do with their mask.
     """
-    others = {
-        history
-        for sizes in histories.values()
-        if len(sizes) != 4
-        for history in sizes
-        if len(set(history)) > 1
-    }
-    return {
-        leaf: set(zip(*sizes[2:], strict=True))
+    varying = {
+        leaf: [history for history in sizes if len(set(history)) > 1]
         for leaf, sizes in histories.items()
-        if len(sizes) == 4
-        and all(len(set(history)) > 1 and history not in others for history in sizes[2:])
+    }
+    sides = {
+        leaf: sizes[2:]
+        for leaf, sizes in histories.items()
+        if len(sizes) == 4 and all(history in varying[leaf] for history in sizes[2:])
+    }
+    others = {history for leaf in varying.keys() - sides.keys() for history in varying[leaf]}
+    return {
+        leaf: set(zip(*pair, strict=True))
+        for leaf, pair in sides.items()
+        if others.isdisjoint(pair)
     }
 
 

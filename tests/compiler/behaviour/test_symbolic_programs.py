@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,6 +82,16 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
             lambda x: x.view(x.size(0) // 2, 2, 3).sum(1) * 2,
             [((2 * n, 3),) for n in LENGTHS],
             id="pairs",
+        ),
+        pytest.param(
+            partial(F.scaled_dot_product_attention, enable_gqa=True),
+            [((2, 2 * n, 5, 4), (2, n, 5, 4), (2, n, 5, 4), (1, 2 * n, 5, 5)) for n in LENGTHS],
+            id="heads",
+        ),
+        pytest.param(
+            F.scaled_dot_product_attention,
+            [((1, 2, n, 4), (1, 2, n, 4), (1, 2, n, 4), (1, 1, n, n)) for n in LENGTHS],
+            id="a mask of four axes",
         ),
         pytest.param(_windows, [((8 * n, 6),) for n in LENGTHS], id="attention within windows"),
     ],

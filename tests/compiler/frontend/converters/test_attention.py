@@ -35,6 +35,15 @@ def test_options(qkv: tuple[torch.Tensor, ...], options: dict[str, Any]):
     check(lambda q, k, v: attention(q, k, v, **options), q, k, v)
 
 
+@pytest.mark.parametrize(("keys", "values"), [(1, 2), (2, 1), (4, 2)])
+def test_keys_and_values_of_different_numbers_of_heads(
+    qkv: tuple[torch.Tensor, ...], keys: int, values: int
+):
+    q, k, v = qkv
+    k, v = k[:, :keys].contiguous(), v[:, :values].contiguous()
+    check(lambda q, k, v: attention(q, k, v, enable_gqa=True), q, k, v)
+
+
 def test_bool_mask_with_a_fully_masked_row(qkv: tuple[torch.Tensor, ...]):
     check(attention, *qkv, mask_with_an_empty_row())
 

@@ -38,7 +38,10 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     # An axis of the mask may be of batches or of heads; batches are found by position. The kernels
     # know the number of heads, so an axis whose size varies is one of batches.
     is_grouped = bool(node.kwargs.get("enable_gqa", False))
-    is_of_batches = not is_grouped and (len(shape) == 3 or not sizes.is_static(*shape[-3:-2]))
+    # The kernels share heads of keys and values alike; others are repeated.
+    few = [importer.shape(x)[-3] for x in (key, value)] if is_grouped else []
+    is_shared = is_grouped and sizes.is_static(shape[-3], *few) and sizes.same(*few)
+    is_of_batches = not is_shared and (len(shape) == 3 or not sizes.is_static(*shape[-3:-2]))
     lead = (*shape[:-2], 1) if is_of_batches else (1, 1, *shape[:-2])
     batch, heads = sizes.product(lead[:-1]), lead[-1]
     dtype = multiplier(node.meta["val"].dtype)
@@ -47,12 +50,13 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
 
     def operand(x: Any) -> relax.Expr:
         tensor = importer.tensor(x, dtype)
-        *own, length, size = importer.shape(x)
-        shared = is_grouped and bool(own)
-        outer = [*shape[:-3], own[-1]] if shared else list(shape[:-2])
+        if is_grouped and not is_shared:
+            tensor = _with_repeated_heads(importer, tensor, shape[-3])
+        *own, length, size = tensor.ty.shape.values
+        outer = [*shape[:-3], own[-1]] if is_shared else list(shape[:-2])
         if not sizes.same_shape(own, outer):
             tensor = importer.emit(relax.op.broadcast_to(tensor, [*outer, length, size]))
-        own_heads = own[-1] if shared else heads
+        own_heads = own[-1] if is_shared else heads
         return _reshaped(importer, tensor, [batch, own_heads, length, size])
 
     q, k, v = (operand(x) for x in (query, key, value))
@@ -67,6 +71,17 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     empty = node.meta.get(EMPTY, 0.0)
     call = describe(q, k, v, bias, scale=float(scale), causal=causal, empty=empty, fill=fill)
     return _reshaped(importer, importer.emit(call), list(shape))
+
+
+def _with_repeated_heads(importer: Importer, x: relax.Expr, heads: Size) -> relax.Expr:
+    """Repeat each head of keys or values for the heads of the queries that share it."""
+    *outer, own, length, size = x.ty.shape.values
+    if sizes.same(own, heads):
+        return x
+    apart = importer.emit(relax.op.expand_dims(x, -3))
+    shape = [*outer, own, sizes.simplified(heads // own), length, size]
+    wide = importer.emit(relax.op.broadcast_to(apart, shape))
+    return importer.emit(relax.op.reshape(wide, [*outer, heads, length, size]))
 
 
 def _reshaped(importer: Importer, x: relax.Expr, shape: list[Size]) -> relax.Expr:
@@ -93,6 +108,7 @@ def _mask(
     batch_axes = sum(not sizes.is_one(size) for size in lead[:-1])
     if batch_axes > 1 and not all(map(sizes.is_one, outer[:-1])):
         full = [*lead[:-1], outer[-1], queries, keys]
+        tensor = _reshaped(importer, tensor, [*outer, queries, keys])
         tensor = importer.emit(relax.op.broadcast_to(tensor, full))
         outer = full[:-2]
     return _reshaped(importer, tensor, [sizes.product(outer[:-1]), outer[-1], queries, keys])
