@@ -36,11 +36,14 @@ SUPPORTED_DTYPES = frozenset(
 _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
 #: Largest magnitude of an int that can be a program argument; larger ones are part of the key.
 LARGEST_INT = 2**31 - 1
+#: The largest finite float that fits into float32; some operators raise an error for larger ones.
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 @dataclass(frozen=True)
 class NumberArgument:
-    """Stands, in a call's arguments, for any float, or for any int up to `LARGEST_INT`.
+    """Stands, in a call's arguments, for any float that fits into float32, or any int up to
+    `LARGEST_INT`.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ from tvmify import tvmify as decorate
 from tvmify.dispatch import numbers
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-VALUES = [0.1, 1 / 3, -0.0, 1e-50, 1e300, math.inf, -math.inf, math.nan, 16777217.0]
+VALUES = [0.1, 1 / 3, -0.0, 1e-50, 3e38, math.inf, -math.inf, math.nan, 16777217.0]
 
 
 class Scaled(nn.Module):
@@ -48,6 +48,15 @@ ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
     "f / 7": lambda x, f: x + f / 7,
     "a tensor": lambda x, f: x + torch.tensor(f),
     "a list": lambda x, f: x * torch.as_tensor([f, 1.0, f, 2]),
+    "full tensors": lambda x, f: (
+        torch.cat([torch.full((1, 4), f), torch.full_like(x, f), x.new_full((2, 4), f)]) - 1
+    ),
+    "comparisons": lambda x, f: ((x < f) + 2 * (f <= x)) * (x != f) + 4 * torch.gt(x, f),
+    "a minimum": lambda x, f: x.clamp(min=f) * 2,
+    "a maximum": lambda x, f: x.clamp_max(-f) * 2,
+    "limits": lambda x, f: torch.clamp(x.double(), f, 3 * f) * 2,
+    "a choice": lambda x, f: torch.where(x > 0, x, f) + torch.where(x > f, 1, 2) * 0,
+    "a filling": lambda x, f: x.masked_fill(x > 0.5, f) * 2,
 }
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -67,7 +76,7 @@ def test_the_result_has_the_dtype_and_the_bits_of_eager(
     dtype: torch.dtype, inference: None
 ) -> None:
     def function(x: torch.Tensor, f: float, g: float) -> tuple[torch.Tensor, ...]:
-        return x * f, g - x, x[0, 0] / f, x[0, 1] + g
+        return x * f, g - x, x[0, 0] / f, x[0, 1] + g, x < f, x != g
 
     fast: Any = decorate(function, strict=True)
     x = (X * 100).abs().to(dtype)
@@ -75,6 +84,13 @@ def test_the_result_has_the_dtype_and_the_bits_of_eager(
         for ours, eager in zip(fast(x, f, g), function(x, f, g), strict=True):
             assert same(ours, eager), (f, g)
     assert fast.cache_info().builds == 1
+
+
+def test_floats_beyond_float32_are_part_of_the_key(inference: None) -> None:
+    fast: Any = decorate(lambda x, f: x * f, strict=True)
+    for value in (0.5, 1e39, 1e300):
+        assert same(fast(X, value), X * value)
+    assert fast.cache_info().entries == 3
 
 
 CONTROL: dict[str, Callable[[Any, float], Any]] = {
@@ -87,11 +103,13 @@ CONTROL: dict[str, Callable[[Any, float], Any]] = {
     "rounding": lambda x, f: x + round(f),
     "text": lambda x, f: x * len(f"{f}"),
     "an operator's attribute": nn.functional.leaky_relu,
+    "a comparison of numbers": lambda x, f: x * (f < 0.15),
+    "a computed limit": lambda x, f: x.clamp(min=f * 3),
+    "a limit of halves": lambda x, f: x.half().clamp(min=f),
     "an int tensor": lambda x, f: x + torch.tensor(f, dtype=torch.int64),
     "math": lambda x, f: x * math.exp(f),
     "product and sum of numbers": lambda x, f: x * (f * 3 + 1),
     "product added in float64": lambda x, f: (x.double() + f * 3).float(),
-    "a full tensor": lambda x, f: x - torch.full((3, 1), f),
     "quotient of a number": lambda x, f: x * (1 / f),
     "result": lambda x, f: (x * 2, f)[0] + f // 1,
     "swallowed": lambda x, f: x * _safely(f),
@@ -172,7 +190,7 @@ def test_one_program_serves_all_ints(name: str, inference: None) -> None:
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.bool])
 def test_an_int_leaves_the_dtype_to_the_tensor(dtype: torch.dtype, inference: None) -> None:
     def function(x: torch.Tensor, t: int) -> tuple[torch.Tensor, ...]:
-        return x * t, t + x, x[0] * (3 * t)
+        return x * t, t + x, x[0] * (3 * t), x.long() >= t, x.long().clamp(t, 4)
 
     fast: Any = decorate(function, strict=True)
     x = (X * 100).to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled, NumberNeeded
 from tvmify.runtime import flatten
-from tvmify.signature import FLOAT, INT, LARGEST_INT, Args, Kwargs
+from tvmify.signature import FLOAT, INT, LARGEST_FLOAT, LARGEST_INT, Args, Kwargs
 
 #: A program with symbolic sizes has such a signature for each shape that it serves.
 _MOST_SIGNATURES = 1024
@@ -220,7 +221,9 @@ def _kinds(leaves: tuple[Any, ...]) -> Kinds:
 
 
 def _is_number(leaf: Any) -> bool:
-    return type(leaf) is float or (type(leaf) is int and abs(leaf) <= LARGEST_INT)
+    if type(leaf) is float:
+        return abs(leaf) <= LARGEST_FLOAT or not math.isfinite(leaf)
+    return type(leaf) is int and abs(leaf) <= LARGEST_INT
 
 
 def _as_tensor(number: float) -> torch.Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from tvmify.signature import LARGEST_INT
 
@@ -30,10 +29,11 @@ class ValueNeeded(BaseException):
 
 
 class Number:
-    """Stands for a Python number while a module is recorded; supports arithmetic only.
+    """Stands for a Python number while a module is recorded.
 
-    Arithmetic with a tensor gives what eager gives with a Python number: the number is rounded
-    once, to the dtype that the operator computes in. Any other use (a comparison, a conversion, a
+    It supports arithmetic, comparisons with tensors, and the operators in `number_operators`. With
+    a tensor, they give what eager gives with a Python number: the number is rounded once, to the
+    dtype that the operator computes in. Any other use (a comparison of numbers, a conversion, a
     size, an argument of another operator) raises `ValueNeeded`.
 
     Parameters
@@ -52,10 +52,10 @@ class Number:
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Compute supported arithmetic with tensors; refuse all other functions."""
+        """Compute arithmetic with tensors and compare with them; refuse all other functions."""
         compute = _FUNCTIONS.get(func)
         if compute is None or kwargs or len(args) != 2 or isinstance(args[0], Number):
-            _refuse(args, kwargs)
+            refuse(args, kwargs)
         return _compute(compute, *args)
 
     def _needed(self, *_: Any, **__: Any) -> NoReturn:
@@ -93,8 +93,26 @@ class Number:
             raise AttributeError(name)
         self._needed()
 
-    __bool__ = __float__ = __int__ = __index__ = __hash__ = __round__ = __trunc__ = _needed
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _needed  # type: ignore[assignment]
+    def __eq__(self, other: Any) -> Any:
+        return _compared(torch.eq, other, self)
+
+    def __ne__(self, other: Any) -> Any:
+        return _compared(torch.ne, other, self)
+
+    def __lt__(self, other: Any) -> Any:
+        return _compared(torch.gt, other, self)
+
+    def __le__(self, other: Any) -> Any:
+        return _compared(torch.ge, other, self)
+
+    def __gt__(self, other: Any) -> Any:
+        return _compared(torch.lt, other, self)
+
+    def __ge__(self, other: Any) -> Any:
+        return _compared(torch.le, other, self)
+
+    __hash__ = _needed
+    __bool__ = __float__ = __int__ = __index__ = __round__ = __trunc__ = _needed
     __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _needed
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _needed
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _needed
@@ -110,19 +128,26 @@ class Float(Number):
     is_product
         Whether it is the result of a product. Nothing may be added to it in float64: LLVM would
         fuse the two and round once less than eager.
+    is_argument
+        Whether it is an argument, or minus one: it fits into float32 if it is finite.
     """
 
     # isinstance(scale, float) must be true, as in eager
     __class__ = property(lambda self: float)  # type: ignore[assignment]
 
     def __init__(
-        self, tensor: torch.Tensor, places: frozenset[int], is_product: bool = False
+        self,
+        tensor: torch.Tensor,
+        places: frozenset[int],
+        is_product: bool = False,
+        is_argument: bool = True,
     ) -> None:
         super().__init__(tensor, places)
         self.is_product = is_product
+        self.is_argument = is_argument
 
     def __neg__(self) -> Float:
-        return Float(-self.tensor, self.places, self.is_product)
+        return Float(-self.tensor, self.places, self.is_product, self.is_argument)
 
 
 class Int(Number):
@@ -146,70 +171,23 @@ class Int(Number):
         return Int(-self.tensor, self.places, self.bound)
 
 
-class TensorsOfNumbers(TorchFunctionMode):
-    """Lets ``torch.tensor`` and ``torch.full`` take a `Number`."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Call a function of PyTorch."""
-        kwargs = kwargs or {}
-        make = _MAKING.get(func)
-        if make is not None and any(_numbers(value) for value in (*args, *kwargs.values())):
-            return make(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _tensor(
-    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any
-) -> torch.Tensor:
-    items = data if isinstance(data, (list, tuple)) else [data]
-    is_known = all(isinstance(item, Number) or type(item) in (int, float) for item in items)
-    if not is_known or any(others.values()):
-        _refuse(data)
-    made = [_filled(item, items, dtype) for item in items]
-    result = torch.stack(made) if isinstance(data, (list, tuple)) else made[0]
-    return result.to(device)
-
-
-def _full(
-    size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any
-) -> torch.Tensor:
-    # Eager raises where a float does not fit into the type.
-    if _numbers(size) or any(others.values()) or not isinstance(fill_value, int):
-        _refuse(size, fill_value)
-    return _filled(fill_value, [fill_value], dtype).expand(tuple(size)).clone()
-
-
-def _filled(item: Any, items: Sequence[Any], dtype: torch.dtype | None) -> torch.Tensor:
-    are_ints = all(isinstance(other, int) for other in items)
-    dtype = dtype or (torch.int64 if are_ints else torch.get_default_dtype())
-    # Any int fits into these; a float cannot become an int without a warning or an error.
-    takes_ints = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
-    if not takes_ints or (dtype in (torch.int64, torch.int32) and not are_ints):
-        _refuse(items)
-    if not isinstance(item, Number):
-        return torch.tensor(item, dtype=dtype)
-    if isinstance(item, int) and dtype is torch.int32 and item.bound > LARGEST_INT:
-        _refuse(items)
-    return item.tensor.to(dtype)
-
-
-_MAKING: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.tensor: _tensor,
-    torch.as_tensor: _tensor,
-    torch.full: _full,
-}
-
 _NAMES = {
     torch.add: ("add", "__add__"),
     torch.sub: ("sub", "__sub__"),
     torch.mul: ("mul", "__mul__"),
     torch.div: ("div", "true_divide", "__truediv__"),
 }
+_COMPARISONS = {
+    torch.eq: ("eq", "__eq__"),
+    torch.ne: ("ne", "not_equal", "__ne__"),
+    torch.lt: ("lt", "less", "__lt__"),
+    torch.le: ("le", "less_equal", "__le__"),
+    torch.gt: ("gt", "greater", "__gt__"),
+    torch.ge: ("ge", "greater_equal", "__ge__"),
+}
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     getattr(owner, name): function
-    for function, names in _NAMES.items()
+    for function, names in (_NAMES | _COMPARISONS).items()
     for name in names
     for owner in (torch, torch.Tensor)
     if hasattr(owner, name)
@@ -217,22 +195,24 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 _OF_PYTHON = {torch.add: operator.add, torch.sub: operator.sub, torch.mul: operator.mul}
 
 
-def _numbers(value: Any) -> list[Number]:
+def numbers_in(value: Any) -> list[Number]:
+    """Return the numbers among a value, or the items of a list of values."""
     items = value if isinstance(value, (list, tuple)) else [value]
     return [item for item in items if isinstance(item, Number)]
 
 
-def _refuse(*values: Any) -> NoReturn:
+def refuse(*values: Any) -> NoReturn:
+    """Raise that the values of all numbers among some values are needed."""
     raise ValueNeeded(_places(*values))
 
 
 def _places(*values: Any) -> frozenset[int]:
-    items = [item for value in values for item in (*_numbers(value), *_of_dict(value))]
+    items = [item for value in values for item in (*numbers_in(value), *_of_dict(value))]
     return frozenset[int]().union(*(item.places for item in items))
 
 
 def _of_dict(value: Any) -> list[Number]:
-    return _numbers([*value.values()]) if type(value) is dict else []
+    return numbers_in([*value.values()]) if type(value) is dict else []
 
 
 def _compute(function: Callable[..., Any], left: Any, right: Any) -> Any:
@@ -241,17 +221,23 @@ def _compute(function: Callable[..., Any], left: Any, right: Any) -> Any:
         return _with_tensor(function, left, right, tensors[0])
     for value in (left, right):
         if not isinstance(value, Number) and type(value) not in (int, float):
-            _refuse(left, right)
+            refuse(left, right)
     if isinstance(left, int) and isinstance(right, int) and function is not torch.div:
         return _of_ints(function, left, right)
     return _of_floats(function, left, right)
+
+
+def _compared(function: Callable[..., Any], tensor: Any, number: Number) -> Any:
+    return (
+        _compute(function, tensor, number) if isinstance(tensor, torch.Tensor) else number._needed()
+    )
 
 
 def _of_ints(function: Callable[..., Any], left: Any, right: Any) -> Int:
     sizes = [value.bound if isinstance(value, Int) else abs(value) for value in (left, right)]
     bound = sizes[0] * sizes[1] if function is torch.mul else sum(sizes)
     if bound > _EXACT:
-        _refuse(left, right)
+        refuse(left, right)
     tensor = _OF_PYTHON[function](_bare(left), _bare(right))
     return Int(tensor, _places(left, right), bound)
 
@@ -259,15 +245,15 @@ def _of_ints(function: Callable[..., Any], left: Any, right: Any) -> Int:
 def _of_floats(function: Callable[..., Any], left: Any, right: Any) -> Float:
     is_division = function is torch.div
     if is_division and (isinstance(right, Number) or right == 0):
-        _refuse(left, right)  # Python raises an error where that is 0
+        refuse(left, right)  # Python raises an error where that is 0
     products = [value for value in (left, right) if isinstance(value, Float) and value.is_product]
     is_product = function is torch.mul
     if (products and not (is_product or is_division)) or not all(map(_is_exact, (left, right))):
-        _refuse(left, right)
+        refuse(left, right)
     pair = [_bare(value) for value in (left, right)]
     pair = [x.to(torch.float64) if isinstance(x, torch.Tensor) else float(x) for x in pair]
     compute = operator.truediv if is_division else _OF_PYTHON[function]
-    return Float(compute(*pair), _places(left, right), is_product)
+    return Float(compute(*pair), _places(left, right), is_product, is_argument=False)
 
 
 def _is_exact(value: Any) -> bool:
@@ -286,25 +272,31 @@ def _with_tensor(
         function, tensor = torch.mul, tensor.reciprocal()
         left, right = tensor, number
     dtype = tensor.dtype
+    is_comparison = function in _COMPARISONS
     if dtype in (torch.float16, torch.bfloat16):
         computed, result = torch.float32, dtype  # and rounded once, at the end
     elif dtype in (torch.float32, torch.float64):
         computed = result = dtype
     elif isinstance(number, int) and function is not torch.div:
         # Eager raises where the number does not fit into a smaller type.
-        if dtype is not torch.int64 and (dtype is not torch.bool or function is torch.sub):
-            _refuse(number)
+        if dtype is not torch.int64 and (
+            dtype is not torch.bool or function is torch.sub or is_comparison
+        ):
+            refuse(number)
         computed = result = torch.int64
     else:
         computed = result = torch.get_default_dtype()
         is_known = not dtype.is_complex and dtype is not torch.bool
         if not is_known or computed not in (torch.float32, torch.float64):
-            _refuse(number)  # or an error of eager
+            refuse(number)  # or an error of eager
     is_sum = function in (torch.add, torch.sub)
     if is_sum and computed is torch.float64 and isinstance(number, Float) and number.is_product:
-        _refuse(number)
+        refuse(number)
 
     def prepared(value: Any) -> torch.Tensor:
-        return _bare(value).to(computed)
+        value = _bare(value).to(computed)
+        return value.to(dtype) if is_comparison and dtype.is_floating_point else value
 
+    if is_comparison:
+        return function(prepared(left), prepared(right))
     return function(prepared(left), prepared(right)).to(result)

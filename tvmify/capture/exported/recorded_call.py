@@ -11,7 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact.objects import is_size
-from tvmify.capture.exported.numbers import Float, Int, Number, TensorsOfNumbers, ValueNeeded
+from tvmify.capture.exported.number_operators import TakingNumbers
+from tvmify.capture.exported.numbers import Float, Int, Number, ValueNeeded
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, check_sizes
 from tvmify.errors import CaptureError, NumberNeeded
@@ -98,7 +99,7 @@ class RecordedCall:
         leaves = [leaves[self._repeated.get(place, place)] for place in range(len(leaves))]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         try:
-            with TensorsOfNumbers() if self._has_numbers else nullcontext():
+            with TakingNumbers() if self._has_numbers else nullcontext():
                 result = forward(module, *args, **kwargs)
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, Number):

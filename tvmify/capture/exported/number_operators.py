@@ -1,0 +1,147 @@
+"""Operators of PyTorch that take Python numbers, for numbers that are arguments of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from tvmify.capture.exported.numbers import Float, Int, Number, numbers_in, refuse
+from tvmify.signature import LARGEST_INT
+
+
+class TakingNumbers(TorchFunctionMode):
+    """Lets functions of PyTorch take a `Number`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of PyTorch."""
+        kwargs = kwargs or {}
+        take = _TAKING.get(func)
+        if take is not None and any(numbers_in(value) for value in (*args, *kwargs.values())):
+            return take(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _tensor(
+    data: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any
+) -> torch.Tensor:
+    items = data if isinstance(data, (list, tuple)) else [data]
+    is_known = all(isinstance(item, Number) or type(item) in (int, float) for item in items)
+    if not is_known or any(others.values()):
+        refuse(data)
+    made = [_filled(item, items, dtype) for item in items]
+    result = torch.stack(made) if isinstance(data, (list, tuple)) else made[0]
+    return result.to(device)
+
+
+def _full(
+    size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any
+) -> torch.Tensor:
+    if numbers_in(size) or any(others.values()):
+        refuse(size, fill_value)
+    default = torch.int64 if isinstance(fill_value, int) else torch.get_default_dtype()
+    return _fitting(fill_value, dtype or default).expand(tuple(size)).clone()
+
+
+def _full_like(
+    input: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any
+) -> torch.Tensor:
+    if any(others.values()):
+        refuse(fill_value)
+    number = _fitting(fill_value, dtype or input.dtype)
+    return torch.zeros_like(input, dtype=number.dtype).copy_(number)
+
+
+def _new_full(
+    input: Any, size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any
+) -> torch.Tensor:
+    return _full(size, fill_value, dtype=dtype or input.dtype, **others)
+
+
+def _clamp(input: Any, min: Any = None, max: Any = None, **others: Any) -> torch.Tensor:
+    bounds = [bound for bound in (min, max) if bound is not None]
+    if any(others.values()) or any(isinstance(bound, torch.Tensor) for bound in bounds):
+        refuse(input, *bounds)
+    dtype = _promoted(input, *bounds)
+    min, max = (None if bound is None else _fitting(bound, dtype) for bound in (min, max))
+    return torch.clamp(input.to(dtype), min, max)
+
+
+def _where(condition: Any, input: Any, other: Any, **others: Any) -> torch.Tensor:
+    if any(others.values()) or isinstance(condition, Number):
+        refuse(condition, input, other)
+    dtype = _promoted(input, other)
+    branches = [
+        value.to(dtype) if isinstance(value, torch.Tensor) else _fitting(value, dtype)
+        for value in (input, other)
+    ]
+    return torch.where(condition, *branches)
+
+
+def _masked_fill(input: Any, mask: Any, value: Any) -> torch.Tensor:
+    if mask.dtype is not torch.bool:
+        refuse(value)
+    return torch.where(mask, _fitting(value, input.dtype), input)
+
+
+def _promoted(*values: Any) -> torch.dtype:
+    """Return the dtype of an operator of a tensor and numbers, or of numbers only."""
+    dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor)]
+    if len(dtypes) > 1 or torch.bool in dtypes:
+        refuse(*values)
+    dtype = dtypes[0] if dtypes else torch.int64
+    has_float = any(isinstance(value, float) for value in values)
+    is_integer = not (dtype.is_floating_point or dtype.is_complex)
+    return torch.get_default_dtype() if has_float and is_integer else dtype
+
+
+def _fitting(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a number as a tensor of the dtype to which eager converts it.
+
+    Eager raises an error if the number is too large for it, so types that are too small for some
+    numbers are refused.
+    """
+    if not isinstance(value, Number):
+        return torch.full((), value, dtype=dtype)  # or eager's error
+    is_wide = isinstance(value, Float) and not value.is_argument
+    is_known = dtype is torch.float64 or (dtype is torch.float32 and not is_wide)
+    if isinstance(value, Int):
+        is_known |= dtype is torch.int64 or (dtype is torch.int32 and value.bound <= LARGEST_INT)
+    if not is_known:
+        refuse(value)
+    return value.tensor.to(dtype)
+
+
+def _filled(item: Any, items: Sequence[Any], dtype: torch.dtype | None) -> torch.Tensor:
+    are_ints = all(isinstance(other, int) for other in items)
+    dtype = dtype or (torch.int64 if are_ints else torch.get_default_dtype())
+    # Any int fits into these; a float cannot become an int without a warning or an error.
+    takes_ints = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
+    if not takes_ints or (dtype in (torch.int64, torch.int32) and not are_ints):
+        refuse(items)
+    if not isinstance(item, Number):
+        return torch.tensor(item, dtype=dtype)
+    if isinstance(item, int) and dtype is torch.int32 and item.bound > LARGEST_INT:
+        refuse(items)
+    return item.tensor.to(dtype)
+
+
+_TAKING: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.tensor: _tensor,
+    torch.as_tensor: _tensor,
+    torch.full: _full,
+    torch.full_like: _full_like,
+    torch.Tensor.new_full: _new_full,
+    **dict.fromkeys((torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip), _clamp),
+    **dict.fromkeys((torch.clamp_min, torch.Tensor.clamp_min), _clamp),
+    **dict.fromkeys(
+        (torch.clamp_max, torch.Tensor.clamp_max), lambda input, max: _clamp(input, max=max)
+    ),
+    torch.where: _where,
+    torch.Tensor.where: lambda input, condition, other: _where(condition, input, other),
+    **dict.fromkeys((torch.masked_fill, torch.Tensor.masked_fill), _masked_fill),
+}
