@@ -61,45 +61,31 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
 
     Images that `PlanarImages` left as they were are NCHW. Other layouts are lowered as TVM does.
     """
-    attributes = call.attrs
-    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-    image, kernel, result = shapes_of(call, *call.args)
-    out = tuple(result)
-    planar = layouts == ("NCHW", "OHWI", "NHWC")
-    known = planar or layouts == ("NHWC", "OHWI", "NHWC")
-    if not known or 0 in sizes.hints([*image, *kernel, *out]):
+    convolution = _described(call)
+    if convolution is None:
         return plain(builder, call)
-    if planar:
-        image = [image[axis] for axis in PLANAR]
+    data, weight = call.args
+    out, window = convolution.out, convolution.window
     inside = sizes.Variables().of(map(sizes.simplified, out))
     of_any_size = not sizes.is_static(*out[1:])
-    data, weight = call.args
-    convolution = Convolution(
-        tuple(image),
-        tuple(kernel),
-        out,
-        Window.of(attributes, kernel[1:3]),
-        int(attributes.groups),
-        str(call.ty.dtype),
-        planar,
-    )
-    window, dtype = convolution.window, convolution.dtype
     machine = Microarchitecture.current()
     if convolution.is_depthwise:
-        template, pack = depthwise.template(image, inside, window, dtype, machine)
+        template, pack = depthwise.template(
+            convolution.image, inside, window, convolution.dtype, machine
+        )
         packs, hint = (pack,), "depthwise_conv2d"
     elif convolution.is_product and not of_any_size:
         data, product = _product(builder, convolution, data, weight, machine)
         template, packs, hint = strided(product, window), (product.pack_pointwise,), "conv2d_1x1"
-    elif of_any_size:
-        chosen = for_any_size(convolution, inside, machine)
+    else:
+        if of_any_size:
+            chosen = for_any_size(convolution, inside, machine)
+        else:
+            workload = convolution.likely.workload
+            chosen = choice.choose(workload, algorithms(convolution, machine))
+            chosen = replace(chosen, image=convolution.image, out=inside)
         if isinstance(chosen, AnySize):
             return chosen.call(builder, data, weight, inside)
-        template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
-    else:
-        likely = convolution.likely
-        chosen = choice.choose(likely.workload, algorithms(convolution, machine))
-        chosen = replace(chosen, image=convolution.image, out=inside)
         template, packs, hint = chosen.kernel, chosen.packs, chosen.hint
     packed = [
         builder.emit(builder.call_te(pack, weight, primfunc_name_hint=f"pack_{hint}"))
@@ -109,6 +95,29 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         return call_template(builder, template, [data, *packed], out, inside, hint)
     return builder.call_te(
         template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+    )
+
+
+def _described(call: Call) -> Convolution | None:
+    """Describe a convolution; None if it has other layouts, or a tensor has no elements."""
+    attributes = call.attrs
+    layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
+    planar = layouts == ("NCHW", "OHWI", "NHWC")
+    image, kernel, out = shapes_of(call, *call.args)
+    if not planar and layouts != ("NHWC", "OHWI", "NHWC"):
+        return None
+    if 0 in sizes.hints([*image, *kernel, *out]):
+        return None
+    if planar:
+        image = [image[axis] for axis in PLANAR]
+    return Convolution(
+        tuple(image),
+        tuple(kernel),
+        tuple(out),
+        Window.of(attributes, kernel[1:3]),
+        int(attributes.groups),
+        str(call.ty.dtype),
+        planar,
     )
 
 

@@ -193,20 +193,34 @@ class Product:
     def _tiled(
         self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
     ) -> te.Tensor:
-        plan = self.plan
-        rows, width = plan.rows, plan.columns
-        blocks = sizes.ceil_div(self.depth, plan.depth)
-        k = te.reduce_axis((0, plan.depth), "k")
         axes = stacked(self.right, self.out)
         through = [axis for axis in range(len(self.out) - 1) if axis not in axes]
-        heights = [self.out[axis] for axis in through]
+        block = self._block_sum(left, packed, scales, axes, through)
+        return self._stored(self._summed(block), axes, through)
 
-        def part(*index: Expr) -> Expr:
-            """Add up one block of the reduction."""
+    def _block_sum(
+        self,
+        left: te.Tensor,
+        packed: te.Tensor,
+        scales: te.Tensor | None,
+        axes: list[int],
+        through: list[int],
+    ) -> Callable[..., Expr]:
+        """Return a function that adds up one block of the reduction, for an element of a tile.
+
+        It takes the index of the block, and then that of the element. `axes` and `through` are
+        those of `_stored`.
+        """
+        rows = self.plan.rows
+        heights = [self.out[axis] for axis in through]
+        k = te.reduce_axis((0, self.plan.depth), "k")
+        is_symbolic = not sizes.is_static(self.rows)
+        has_tail = rows > 1 if is_symbolic else self._row_tiles() * rows > self.rows
+
+        def block(*index: Expr) -> Expr:
             step, *batch, row_tile, column_tile, row, lane = index
             row = row_tile * rows + row
-            # For rows beyond the last, read the last one again.
-            if rows > 1 if is_symbolic else row_tiles * rows > self.rows:
+            if has_tail:  # beyond the last row, read it again
                 row = tirx.min(row, self.rows - 1)
             places = dict(zip((*axes, *through), (*batch, *unflatten(row, heights)), strict=True))
             *outer, own = (places[axis] for axis in sorted(places))
@@ -222,36 +236,38 @@ class Product:
             # Not the element times the scale, which may overflow where the product does not.
             return te.sum(element * (scales(*where) * compact.unpack(packed, where, lane)), axis=k)
 
+        return block
+
+    def _summed(self, block: Callable[..., Expr]) -> te.Tensor:
+        """Return the tiles of sums, given the sum of each block of the reduction."""
+        plan = self.plan
         batch = [f"batch{i}" for i in range(len(self.batch))]
         nest = (*batch, "row_tile", "column_tile", ROW, LANE)
-        row_tiles, is_symbolic = self._row_tiles(), not sizes.is_static(self.rows)
-        shape = (*self.batch, row_tiles, sizes.ceil_div(self.columns, width), rows, width)
+        panels = sizes.ceil_div(self.columns, plan.columns)
+        shape = (*self.batch, self._row_tiles(), panels, plan.rows, plan.columns)
         attrs = {BLOCK: plan.block, ROWS_FIRST: plan.rows_first}
+        blocks = sizes.ceil_div(self.depth, plan.depth)
         if sizes.is_one(blocks):
             zero = tirx.const(0, "int64")
             name = ANCHOR if self.in_registers else PARTIAL
-            sums = tile = te.compute(
-                shape, lambda *i: part(zero, *i), name=name, attrs=attrs | named(*nest, "k")
+            tile = te.compute(
+                shape, lambda *i: block(zero, *i), name=name, attrs=attrs | named(*nest, "k")
             )
-            if not self.in_registers:
-                sums = te.compute(
-                    shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs | named(*nest)
-                )
-        else:
-            # Each block is added up in registers, then added to the sums: the panel's block stays
-            # in the nearest cache, and sums of sums are more exact than one long sum.
-            known = {DEPTH: self.depth} if isinstance(self.depth, int) else {}
-            whole = known | open_ended(self.depth, plan.depth) | named("block", *nest, "k")
-            parts = te.compute((blocks, *shape), part, name=PARTIAL, attrs=whole)
-            step = te.reduce_axis((0, blocks), "step")
-            sums = te.compute(
-                shape,
-                lambda *i: te.sum(parts(step, *i), axis=step),
-                name=ANCHOR,
-                attrs=attrs | named(*nest, "block"),
-            )
-
-        return self._stored(sums, axes, through)
+            if self.in_registers:
+                return tile
+            return te.compute(shape, lambda *i: tile[i], name=ANCHOR, attrs=attrs | named(*nest))
+        # Each block is added up in registers, then added to the sums: the panel's block stays in
+        # the nearest cache, and sums of sums are more exact than one long sum.
+        known = {DEPTH: self.depth} if isinstance(self.depth, int) else {}
+        whole = known | open_ended(self.depth, plan.depth) | named("block", *nest, "k")
+        parts = te.compute((blocks, *shape), block, name=PARTIAL, attrs=whole)
+        step = te.reduce_axis((0, blocks), "step")
+        return te.compute(
+            shape,
+            lambda *i: te.sum(parts(step, *i), axis=step),
+            name=ANCHOR,
+            attrs=attrs | named(*nest, "block"),
+        )
 
     def _stored(self, sums: te.Tensor, axes: list[int], through: list[int]) -> te.Tensor:
         """Return the result: `axes` are its leading axes along which there are several right-hand
@@ -291,9 +307,9 @@ class Product:
     def _row_tiles(self) -> Size:
         """Return the number of tiles of rows, rounded up to whole blocks if it is static."""
         tiles = sizes.ceil_div(self.rows, self.plan.rows)
-        return (
-            tiles if not isinstance(tiles, int) else -(-tiles // self.plan.block) * self.plan.block
-        )
+        if not isinstance(tiles, int):
+            return tiles
+        return -(-tiles // self.plan.block) * self.plan.block
 
 
 def _not_one(axes: Iterable[int], extents: Iterable[Size]) -> list[int]:
