@@ -21,7 +21,9 @@ from tvmify.torch_compat.symbols import square_root
 from tvmify.torch_compat.tracing import traces_here
 
 #: Libraries that avoid what cannot be compiled while something compiles; the result is the same.
-_ADAPTING = frozenset("torch torchvision transformers timm diffusers accelerate tvmify".split())
+_ADAPTING = frozenset(
+    "torch torchvision transformers timm diffusers accelerate kornia tvmify".split()
+)
 
 _has_torch_function = torch.overrides.has_torch_function
 _is_make_fx_tracing = activation._is_make_fx_tracing

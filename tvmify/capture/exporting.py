@@ -43,6 +43,7 @@ from tvmify.signature import map_only
 from tvmify.system.faults import environment_fault
 from tvmify.torch_compat import node_annotations
 from tvmify.torch_compat.bystanders import unseen_by_others
+from tvmify.torch_compat.literals import known_literals
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
@@ -154,6 +155,7 @@ def _export(
         shapes = dynamic_shapes(args, kwargs, varying)
     with (
         quiet(),
+        known_literals(),
         uncached_autocast(),
         uncached_parametrizations(),
         refusing_seeds(),

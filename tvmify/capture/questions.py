@@ -1,11 +1,12 @@
 """Finds code that asks about the context of a call, which TorchScript would answer differently.
 TorchScript answers some questions when it compiles (``torch.jit.is_scripting()`` is true, ``x.grad
 is None`` is false), and the graph no longer shows them: so they are searched for in the Python
-code.
+code. Code that may ask is recorded, and what it asks of tensors is seen then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
 import types
@@ -15,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import CaptureError, NeedsPython
@@ -24,13 +26,17 @@ ASKING = frozenset(
     "aten::is_grad_enabled prim::requires_grad aten::is_leaf aten::retains_grad aten::is_inference "
     "aten::set_grad_enabled".split()
 )
-#: Names used to ask what TorchScript answers when it compiles.
-_NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting"})
-#: Names of what may differ from call to call without being part of the signature.
+#: Functions whose results may differ from call to call without being part of the signature.
 _UNANSWERABLE = frozenset(
-    """get_num_threads get_num_interop_threads initial_seed get_rng_state is_anomaly_enabled grad
-    _version data_ptr untyped_storage is_shared is_pinned""".split()
+    "get_num_threads get_num_interop_threads initial_seed get_rng_state is_anomaly_enabled".split()
 )
+#: Attributes and methods of tensors whose values may do so.
+_OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_version")} | {
+    getattr(torch.Tensor, name): name
+    for name in "data_ptr storage untyped_storage _typed_storage is_shared is_pinned".split()
+}
+#: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does.
+_NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting", *_OF_TENSORS.values()})
 #: Methods whose results depend on the memory layout of a tensor.
 _LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
 _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
@@ -42,12 +48,12 @@ def asks_in(fingerprint: str) -> bool:
 
 
 def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
-    """Refuse a module or function that asks what only eager PyTorch can answer.
+    """Refuse a module or function that may ask what only eager PyTorch can answer.
 
     Raises
     ------
     NeedsPython
-        It asks; the message names what for.
+        It may ask; the message names what for.
     CaptureError
         It asks about this call only.
     """
@@ -58,6 +64,54 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
         leaves = pytree.tree_leaves((args, kwargs))
         if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
             raise CaptureError(*_asks_for({"is_inference"}))
+
+
+@contextlib.contextmanager
+def refusing_questions() -> Iterator[None]:
+    """Refuse code that is recorded meanwhile and asks a tensor what only eager PyTorch can answer.
+
+    Raises
+    ------
+    NeedsPython
+        It has asked; the message names what for.
+    """
+    questions = _Questions()
+    with questions:
+        yield
+    if questions.refused is not None:  # and the code has caught the error
+        raise questions.refused
+
+
+class _Questions(TorchFunctionMode):
+    """Raises an error where code other than torch's own asks a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: NeedsPython | None = None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if (name := _OF_TENSORS.get(func)) is not None and not _is_called_by_torch():
+            self.refused = NeedsPython(*_asks_for({name}))
+            raise self.refused
+        return func(*args, **(kwargs or {}))
+
+
+def _is_called_by_torch() -> bool:
+    """Whether torch's own code has called the function that a mode handles."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") in _DISPATCHING:
+        frame = frame.f_back
+    return frame is not None and _is_of_torch(frame.f_globals.get("__name__"))
+
+
+#: Where methods of tensors that are written in Python call modes.
+_DISPATCHING = frozenset({"torch._tensor", "torch.overrides"})
+
+
+def _is_of_torch(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "torch"
 
 
 def _asks_for(names: Collection[str]) -> tuple[str, str]:
@@ -173,7 +227,7 @@ def reached(callable_: Any) -> Iterator[Reached]:
         function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             continue
-        if (function.__module__ or "").partition(".")[0] == "torch":
+        if _is_of_torch(function.__module__):
             continue
         seen.add(function.__code__)
         code = _Code.of(function.__code__)
