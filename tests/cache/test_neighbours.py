@@ -46,3 +46,9 @@ def test_its_work_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     key = Key(ENTRIES | {"torch": "near"})
     assert [bool(known.lines(key)) for _ in range(3)] == [True, True, False]
     assert "torch: near → far" in Neighbours(tmp_path).lines(key)  # what was used long ago is left
+
+
+def test_an_entry_of_another_module_explains_nothing(tmp_path: Path) -> None:
+    weights = "\n".join(f"layer.{number}: float32[4] cpu" for number in range(9))
+    add(tmp_path, weights=weights)
+    assert Neighbours(tmp_path).lines(Key(ENTRIES)) == []

@@ -360,3 +360,26 @@ def test_keys_of_tensors_may_be_alike_as_text() -> None:
     program = _check(module, (torch.rand(3, 4), 1), {}, "export")
     names = {name: resolve(module, name) for name in program.weights}
     assert [names[name] is module.cache[1] for name in sorted(names)] == [True, False]
+
+
+def test_forward_finds_registered_modules_in_a_list_or_a_closure(inference: None) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.layers = [self.layer, self.layer]
+            layer = self.layer
+            self.last = lambda x: layer(x) - 1
+
+        def forward(self, x: torch.Tensor, *rest: object) -> torch.Tensor:  # not for TorchScript
+            for layer in self.layers:
+                x = layer(x).relu()
+            return self.last(x)
+
+    net = Listed().eval()
+    fast = tvmify(net, cache=False, strict=True)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(fast(x), net(x))
+    net.layer.weight.mul_(2)
+    torch.testing.assert_close(fast(x), net(x))
+    assert capture(net, (x,), {}).weights == ("layer.weight", "layer.bias")

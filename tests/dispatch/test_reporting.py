@@ -80,3 +80,6 @@ def test_the_error_of_compiled_code_is_named_if_eager_raises_none(inference: Non
     _FAILURES.append("out of paper")
     with pytest.warns(TvmifyWarning, match="eager PyTorch does not: .*out of paper"):
         torch.testing.assert_close(net(x), expected)
+    (explained,) = net.explain().signatures
+    assert explained.runs == "compiled" and "out of paper" in explained.failure
+    assert "runs compiled, but not all calls do\n      compiled code raised" in str(net.explain())

@@ -13,6 +13,8 @@ from tvmify.errors import CacheError
 #: The most entries read, most recently used first, and the most programs compared with them.
 _MOST_ENTRIES = 200
 _MOST_PROGRAMS = 16
+#: An entry with more differences than this is of another module, and explains nothing.
+_MOST_DIFFERENCES = 6
 
 
 class Neighbours:
@@ -32,7 +34,7 @@ class Neighbours:
     def lines(self, key: Key) -> list[str]:
         """Describe how a program that was built differs from the most similar older entry.
 
-        Empty if there is no such entry, or if many programs were compared before.
+        Empty if none is similar, or if many programs were compared before.
         """
         self._asked += 1
         if self._asked > _MOST_PROGRAMS:
@@ -44,7 +46,7 @@ class Neighbours:
         # An entry stored later cannot explain the miss.
         older = (other for entry, other in others if not own or entry.stored < own[0])
         found = nearest(key, older)
-        if found is None:
+        if found is None or len(found.differences) > _MOST_DIFFERENCES:
             return []
         title = f"nearest older entry: {found.key.digest}, differs (here → there):"
         return [title, *found.differences]

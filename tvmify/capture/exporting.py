@@ -330,7 +330,8 @@ def name_attributes(
 ) -> list[torch.Tensor]:
     """Make every tensor that belongs to the module a persistent buffer of the program, in place.
 
-    ``torch.export`` keeps tensor attributes and non-persistent buffers with the literals.
+    ``torch.export`` keeps tensor attributes and non-persistent buffers with the literals. It keeps
+    weights there, too, once for each use, if forward finds their modules in a list or a closure.
 
     Parameters
     ----------
@@ -342,10 +343,17 @@ def name_attributes(
     list of torch.Tensor
         The literals that come from closures and globals, not from code.
     """
-    outside = []
+    outside: list[torch.Tensor] = []
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for position, spec in enumerate(program.graph_signature.input_specs):
+    specs, kept = program.graph_signature.input_specs, list[InputSpec]()
+    named = {
+        spec.target: placeholders[spec.arg.name]
+        for spec in specs
+        if spec.target is not None and spec.target not in program.constants
+    }
+    for spec in specs:
         if spec.target is None or spec.target not in program.constants:
+            kept.append(spec)
             continue
         tensor = program.constants[spec.target]
         if not isinstance(tensor, torch.Tensor):
@@ -354,14 +362,22 @@ def name_attributes(
             )
         is_buffer = spec.kind == InputKind.BUFFER
         name = spec.target if is_buffer else names.get(tensor_identity(tensor))
-        if name is not None:
-            del program.constants[spec.target]
-            program.state_dict[name] = tensor
-            program.graph_signature.input_specs[position] = InputSpec(
-                InputKind.BUFFER, spec.arg, name, persistent=True
-            )
-        elif not _is_fresh_literal(placeholders[spec.arg.name]):
-            outside.append(tensor)
+        node = placeholders[spec.arg.name]
+        if name is None:
+            kept.append(spec)
+            if not _is_fresh_literal(node):
+                outside.append(tensor)
+            continue
+        del program.constants[spec.target]
+        if name in named:
+            node.replace_all_uses_with(named[name])
+            program.graph.erase_node(node)
+            continue
+        named[name] = node
+        program.state_dict[name] = tensor
+        kept.append(InputSpec(InputKind.BUFFER, spec.arg, name, persistent=True))
+    specs[:] = kept
+    program.graph_module.recompile()
     return outside
 
 

@@ -30,6 +30,8 @@ class ExplainedSignature:
         What runs the code between the regions.
     gradients_in_eager
         Whether results have gradients, which eager PyTorch computes.
+    failure
+        Why compiled code failed in a call, which ran in eager PyTorch then; empty if it never did.
     captured_by
         ``"torchscript"`` or ``"export"``; empty if nothing was captured.
     not_scripted
@@ -65,6 +67,7 @@ class ExplainedSignature:
     faster_in_eager: bool = False
     runs_control_flow: str = ""
     gradients_in_eager: bool = False
+    failure: str = ""
     captured_by: str = ""
     not_scripted: str = ""
     key: str = ""
@@ -101,7 +104,9 @@ class ExplainedSignature:
 
     def _how(self) -> Iterator[str]:
         if self.runs == "compiled":
-            yield "    runs compiled"
+            yield f"    runs compiled{', but not all calls do' * bool(self.failure)}"
+            if self.failure:
+                yield f"      {self.failure}"
             if self.gradients_in_eager:
                 yield "    gradients are computed in eager PyTorch"
         elif self.runs == "regions":

@@ -88,7 +88,8 @@ def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
     )
     if isinstance(outcome, Compiled):
         report = outcome.executor.artifact.report
-        explained = replace(explained, served=outcome.served, report=report)
+        failure = outcome.failure.reason if outcome.failure else ""
+        explained = replace(explained, served=outcome.served, report=report, failure=failure)
         return replace(explained, gradients_in_eager=outcome.differentiable)
     if isinstance(outcome, Partitioned):
         how, reason = outcome.parts.how, outcome.parts.reason.reason

@@ -162,6 +162,8 @@ class Compiled:
         Which leaves of the result have gradients; None while that is unknown.
     served
         How many signatures it has served.
+    failure
+        Why compiled code failed in the last such call; None if it never did.
     """
 
     facts: Facts
@@ -172,6 +174,7 @@ class Compiled:
     differentiable: bool = False
     followed: list[bool] | None = None
     served: int = 1
+    failure: NotCompiled | None = None
 
     reason: ClassVar[None] = None
 
@@ -217,11 +220,11 @@ class Compiled:
             Of the error; empty if it is not known.
         """
         cause = f": {headline(message)}" if message.strip() else ""
-        reason = NotCompiled(
+        self.failure = NotCompiled(
             f"compiled code raised an error where eager PyTorch does not{cause}",
             "Please report it, with the module and the shapes of its arguments.",
         )
-        return Eager(self.facts, reason)
+        return Eager(self.facts, self.failure)
 
     def with_gradients(self, result: Any, eager: Callable[[], Any], leaves: Args) -> Any:
         """Attach a backward to the result of a call, which runs in eager PyTorch."""
