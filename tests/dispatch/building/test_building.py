@@ -15,6 +15,7 @@ from torch import nn
 
 from tvmify import TvmifyWarning, UnsupportedOperator, compiler
 from tvmify.artifact.settings import BuildSettings
+from tvmify.compiler.frontend.sharing import sharing
 from tvmify.dispatch import building
 from tvmify.dispatch.building import Builder, crossing
 from tvmify.target import Target
@@ -58,6 +59,31 @@ def test_packed_program_omits_weights_and_user_classes(
     there = compiler.compile(read, Target.parse('{"kind": "llvm"}'), threads=1)
     fields = here.description() | {"report": None}
     assert fields == there.description() | {"report": None} | crossing.output_structure(program)
+
+
+class Views(nn.Module):
+    """Views of an argument, a buffer and a result, and writes to such views."""
+
+    rows: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(5, 4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        self.rows[1].add_(1)
+        y[0].mul_(2)
+        z = x * 2
+        return x, z, z[:, 0], z.transpose(0, 1)[1:], self.rows[1:], x[:, 1:]
+
+
+@pytest.mark.parametrize("sizes", [None, {"x": {0: torch.export.Dim("n", max=64)}, "y": None}])
+def test_packed_program_tells_what_shares_memory(inference: None, sizes: Any) -> None:
+    arguments = torch.ones(3, 5, 4), torch.ones(3, 4)
+    program = torch.export.export(Views().eval(), arguments, dynamic_shapes=sizes)
+    known = sharing(program)
+    assert len(known.written) == 2
+    assert sharing(crossing.unpack(crossing.pack(program))) == known
 
 
 def test_truncated_messages(tmp_path: Any) -> None:

@@ -13,10 +13,13 @@ import struct
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact.structure import structure_text
+from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.tracing import fake_modes
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -121,7 +124,19 @@ def unpack(content: bytes) -> ExportedProgram:
                 torch.nn.Parameter(tensor, requires_grad=needs_grad) if is_parameter else tensor
             )
         program.state_dict[name] = tensors[number]
+    _propagate(program)
     return program
+
+
+def _propagate(program: ExportedProgram) -> None:
+    """Compute the fake values of all nodes again.
+
+    `torch.export.load` gives each its own memory: it does not say which are views of others.
+    """
+    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")]
+    for mode in fake_modes(program.graph):  # a single one, or none
+        with torch.no_grad(), recurrent_shapes():
+            FakeTensorProp(program.graph_module, mode).propagate_dont_convert_inputs(*values)
 
 
 def output_structure(program: ExportedProgram) -> dict[str, str]:
