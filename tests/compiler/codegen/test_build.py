@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import tvm
 from torch import nn
 
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache
 from tvmify.compiler import compile
-from tvmify.compiler.codegen import elf
+from tvmify.compiler.codegen import build, elf
 from tvmify.compiler.codegen.elf import machines
 from tvmify.compiler.codegen.objects import is_whole_library
 from tvmify.system import toolchain
@@ -79,6 +80,25 @@ def test_the_kernels_of_a_stored_library_have_names(cache_directory: Path, infer
     (library,) = cache_directory.rglob("*.so")
     listed = subprocess.run(["nm", str(library)], capture_output=True, text=True, check=True).stdout
     assert " t tvmify_" in listed and " T __tvm_ffi_tvmify_" in listed
+
+
+def test_only_functions_of_the_vm_are_not_optimized(
+    monkeypatch: pytest.MonkeyPatch, inference: None
+) -> None:
+    levels: dict[str, int] = {}
+    codegen_build = build.codegen_build
+
+    def noted(part: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+        names = [variable.name_hint for variable in part.get_global_vars()]
+        levels.update(dict.fromkeys(names, int(target.attrs.get("opt-level", 3))))
+        return codegen_build(part, target)
+
+    monkeypatch.setattr(build, "codegen_build", noted)
+    net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
+    fast: Any = tvmify(net, target="llvm", strict=True, cache=False)
+    assert torch.allclose(fast(x), net(x), atol=1e-5)
+    assert {"__vmtir__main", "__vmtir__pack"} < levels.keys()
+    assert all(level == 3 * (not name.startswith("__vmtir__")) for name, level in levels.items())
 
 
 @pytest.mark.parametrize("how", ["ours", "asked for", "needed"])

@@ -26,6 +26,9 @@ from tvmify.system import toolchain, variables
 _ROOM = 1 << 18
 #: The symbol under which TVM looks for packed modules; each library has one.
 _IMPORTS = "__tvm_ffi__library_bin"
+#: How the names of the VM's functions begin. They only call kernels and the VM, one after another,
+#: so optimizations do not make them faster, and take LLVM longer than all kernels in a large model.
+_OF_VM = "__vmtir__"
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,12 +76,15 @@ def generate(
     with ThreadPoolExecutor(workers) as pool:
         lowered, for_gpu = lower(ir_mod, target, pool)
         functions = list(lowered.functions_items())
+        of_vm = [item for item in functions if item[0].name_hint.startswith(_OF_VM)]
+        others = [item for item in functions if not item[0].name_hint.startswith(_OF_VM)]
+        shares = [(others[i::workers], host) for i in range(workers)]
         parts = [
-            tvm.IRModule(dict(part), attrs=lowered.attrs)
-            for part in (functions[i::workers] for i in range(workers))
-            if part
+            (tvm.IRModule(dict(share), attrs=lowered.attrs), for_target)
+            for share, for_target in (*shares, (of_vm, _unoptimized(host)))
+            if share
         ]
-        made = list(pool.map(lambda part: _compiled(part, host), parts))
+        made = list(pool.map(lambda part: _compiled(*part), parts))
     first, objects = made[0][0], [content for _, content in made]
     compiled = kernels.generate(for_gpu, target) if for_gpu is not None else None
     if compiled is not None:
@@ -87,6 +93,11 @@ def generate(
     executable = vm_build._ffi_api.VMLink(builder, target, first, [], constants)
     names = [variable.name_hint for variable, _ in functions]
     return Generated(objects, executable, names, compiled)
+
+
+def _unoptimized(target: tvm.target.Target) -> tvm.target.Target:
+    """Return a target for which LLVM does not optimize."""
+    return tvm.target.Target({**target.export(), "opt-level": 0})
 
 
 def _compiled(part: tvm.IRModule, target: tvm.target.Target) -> tuple[tvm.runtime.Module, bytes]:

@@ -50,6 +50,9 @@ int twice(int x) { return 2 * x; }
 int other_name(int x) { return twice(twice(x)); }
 """
 
+#: A section of this name with the address of a constructor, and anything after it.
+CONSTRUCTORS = 'asm(".section %s,\\"aw\\",@init_array\\n.quad f\\n%s\\n.text"); void f(void) {}'
+
 _numbers = itertools.count()
 
 
@@ -180,12 +183,40 @@ def test_exceptions_unwind_through_linked_code(tmp_path: Path) -> None:
     assert any(0 < (found[i] or 0) - start < 200 for i in range(count))
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_constructors_run_in_the_order_of_their_priorities(order: int, tmp_path: Path) -> None:
+    first = """
+        int calls[4], count;
+        void __attribute__((constructor)) without(void) { calls[count++] = 1; }
+        void __attribute__((constructor(2000))) late(void) { calls[count++] = 2000; }
+    """
+    second = """
+        extern int calls[4], count;
+        static void __attribute__((constructor(300))) early(void) { calls[count++] = 300; }
+        static void __attribute__((constructor(10000))) later(void) { calls[count++] = 10000; }
+    """
+    made = [compiled(tmp_path, source) for source in (first, second)]
+    path = saved(tmp_path, link(made[::order], no_alias))
+    library = ctypes.CDLL(str(path))
+    assert list((ctypes.c_int * 4).in_dll(library, "calls")) == [300, 2000, 10000, 1]
+    assert re.search(r"INIT_ARRAYSZ.* 32 ", read("readelf", "-dW", path))
+
+
 REFUSED: dict[str, tuple[str, str]] = {
     "data of threads": ("__thread int x; int f(void) { return x; }", "flags"),
-    "code that runs when it is loaded": (
-        "int x; __attribute__((constructor)) void f(void) { x = 1; }",
-        "init_array",
+    "code that runs when it is unloaded": (
+        "int x; __attribute__((destructor)) void f(void) { x = 1; }",
+        "fini_array",
     ),
+    "constructors of old compilers": (
+        'static void f(void) {}void (*const first)(void) __attribute__((section(".ctors"))) = f;',
+        r"\.ctors",
+    ),
+    "constructors in an unknown order": (
+        CONSTRUCTORS % (".init_array.first", ""),
+        r"\.init_array\.first",
+    ),
+    "a gap between constructors": (CONSTRUCTORS % (".init_array", ".zero 4"), "12 bytes"),
     "a choice at load": (
         "static int g(void) { return 1; } static void* r(void) { return g; }"
         'int f(void) __attribute__((ifunc("r"))); int h(void) { return f(); }',

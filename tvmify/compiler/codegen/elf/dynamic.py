@@ -13,6 +13,7 @@ from tvmify.compiler.codegen.elf.symbols import Definition, Symbols
 # Tags of the dynamic section.
 _END, _NEEDED, _HASH, _STRTAB, _SYMTAB, _RELA = 0, 1, 4, 5, 6, 7
 _RELA_SIZE, _RELA_ENTRY, _STRTAB_SIZE, _SYMTAB_ENTRY, _FLAGS = 8, 9, 10, 11, 30
+_CONSTRUCTORS, _CONSTRUCTORS_SIZE = 25, 27
 _VERSYM, _FLAGS_1, _VERNEED, _VERNEED_COUNT = 0x6FFFFFF0, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
 #: Two flags with one meaning: bind all symbols when the library is loaded.
 _BIND_NOW, _NOW = 8, 1
@@ -48,6 +49,8 @@ class Named:
         How many relocations there will be.
     placed
         The sections of the library.
+    constructors
+        The addresses of what runs when the library is loaded.
 
     Attributes
     ----------
@@ -64,6 +67,7 @@ class Named:
         found: Versions,
         relocations: int,
         placed: Placed,
+        constructors: Part,
     ) -> None:
         self._imports = [(name, symbols.may_lack(name)) for name in imports]
         self._exports = [
@@ -71,6 +75,7 @@ class Named:
             for definition in symbols.definitions.values()
             if definition.symbol.visibility == elf.DEFAULT and _is_in(definition, placed)
         ]
+        self._constructors = constructors
         self.numbers = {name: number for number, name in enumerate(imports, 1)}
         names = _Names()
         self._names = names
@@ -182,6 +187,11 @@ class Named:
                 (_RELA, self._relocations.address),
                 (_RELA_SIZE, self._relocations.size),
                 (_RELA_ENTRY, elf.RELA.size),
+            ]
+        if self._constructors.size:
+            entries += [
+                (_CONSTRUCTORS, self._constructors.address),
+                (_CONSTRUCTORS_SIZE, self._constructors.size),
             ]
         if self._versions.size:
             entries += [

@@ -1,7 +1,8 @@
 """Links object files of kernels, as LLVM generates them, to one shared library. The result is that
 of ``ld -shared -z now -Bsymbolic``: calls between the files are direct, the GOT is read-only once
-the library is loaded, and no memory is both writable and executable. There is no lazy binding, no
-thread-local storage, and no initialization code. Anything else is refused with `CannotLink`.
+the library is loaded, and no memory is both writable and executable. Constructors run when it is
+loaded. There is no lazy binding, no thread-local storage, and nothing runs when it is unloaded.
+Anything else is refused with `CannotLink`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ _ACCESS = {
     elf.PROGBITS: (0, elf.WRITE, elf.EXECUTE),
     elf.NOBITS: (elf.WRITE,),
     elf.X86_64_UNWIND: (0,),
+    elf.INIT_ARRAY: (elf.WRITE,),
 }
+#: What older compilers call constructors and destructors; their type is that of data.
+_OLD_NAMES = (".ctors", ".dtors")
+#: The priority of constructors without one: the last.
+_LAST = 1 << 16
 #: The header of the build ID note: sizes, type, owner.
 _NOTE = struct.pack("<III4s", 4, 20, 3, b"GNU\0")
 #: Bytes in an address.
@@ -56,8 +62,7 @@ def link(
         raise CannotLink("object files are for different processors, or there are none")
     symbols = Symbols(files, alias)
     linker = _Linker(symbols, files[0].machine)
-    for number, file in enumerate(files):
-        linker.place(number, file.sections)
+    linker.place([file.sections for file in files])
     for number, file in enumerate(files):
         for section, relocations in file.relocations.items():
             if (number, section) not in linker.placed:
@@ -104,22 +109,30 @@ class _Linker:
         self.text = Part(".text", elf.PROGBITS, code)
         self.jump_code = Part(".plt", elf.PROGBITS, code, 16)
         self.constants_with_addresses = Part(".data.rel.ro", elf.PROGBITS, data)
+        self.constructors = Part(".init_array", elf.INIT_ARRAY, data, _ADDRESS)
         self.table = Part(".got", elf.PROGBITS, data, _ADDRESS)
         self.data = Part(".data", elf.PROGBITS, data)
         self.zeros = Part(".bss", elf.NOBITS, data)
 
-    def place(self, file: int, sections: Sequence[Section]) -> None:
-        """Place each loaded section in a part of the library."""
-        for number, section in enumerate(sections):
-            if section.flags & elf.ALLOC and section.kind != elf.NOTE:
-                part = self._part_for(section)
-                offset = part.append(section.content, section.size, section.alignment)
-                self.placed[file, number] = part, offset
+    def place(self, files: Sequence[Sequence[Section]]) -> None:
+        """Place each loaded section of each file in a part of the library."""
+        loaded = [
+            (_priority(section), file, number)
+            for file, sections in enumerate(files)
+            for number, section in enumerate(sections)
+            if section.flags & elf.ALLOC and section.kind != elf.NOTE
+        ]
+        for _, file, number in sorted(loaded):
+            section = files[file][number]
+            part = self._part_for(section)
+            offset = part.append(section.content, section.size, section.alignment)
+            self.placed[file, number] = part, offset
 
     def _part_for(self, section: Section) -> Part:
         access = section.flags & (elf.WRITE | elf.EXECUTE)
         allowed = _ACCESS.get(section.kind, ())
-        if access not in allowed or section.flags & ~_FLAGS:
+        is_old = section.name.startswith(_OLD_NAMES)
+        if access not in allowed or section.flags & ~_FLAGS or is_old:
             raise CannotLink(
                 f"a section {section.name} has type {section.kind} and flags {section.flags:#x}"
             )
@@ -128,6 +141,11 @@ class _Linker:
             if section.size % 8:
                 raise CannotLink(f"a section .eh_frame has {section.size} bytes")
             return self.frames
+        if section.kind == elf.INIT_ARRAY:
+            # Without a gap, which would be called.
+            if section.size % _ADDRESS or section.alignment > _ADDRESS:
+                raise CannotLink(f"a section {section.name} has {section.size} bytes")
+            return self.constructors
         if section.flags & elf.EXECUTE:
             return self.text
         if section.kind == elf.NOBITS:
@@ -170,14 +188,19 @@ class _Linker:
             {m for m in (*self.entries, *(r.meaning for r in addresses)) if isinstance(m, str)}
         )
         named = dynamic.Named(
-            imports, self.symbols, found, len(self.entries) + len(addresses), self.placed
+            imports,
+            self.symbols,
+            found,
+            len(self.entries) + len(addresses),
+            self.placed,
+            self.constructors,
         )
         image = Image(
             self.machine.page,
             [
                 [self.note, *named.parts, self.constants, self.frames_table, self.frames],
                 [self.text, self.jump_code],
-                [self.constants_with_addresses, named.dynamic, self.table],
+                [self.constants_with_addresses, self.constructors, named.dynamic, self.table],
                 [self.data, self.zeros],
             ],
         )
@@ -236,3 +259,21 @@ class _Linker:
         value = 0 if means is Means.ADDRESS else symbol + reference.addend
         place = reference.part.address + reference.offset
         reference.form.patch(reference.part.content, reference.offset, value, place)
+
+
+def _priority(section: Section) -> int:
+    """Return the order in which constructors run; other sections come first.
+
+    Raises
+    ------
+    CannotLink
+        The name of a section of constructors is unknown.
+    """
+    if section.kind != elf.INIT_ARRAY:
+        return -1
+    if section.name == ".init_array":
+        return _LAST
+    number = section.name.removeprefix(".init_array.")
+    if not number.isdecimal():
+        raise CannotLink(f"a section of constructors is called {section.name}")
+    return int(number)
