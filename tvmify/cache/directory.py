@@ -54,7 +54,7 @@ def is_there(directory: Path) -> bool:
     if status.st_mode & 0o077:
         raise CacheError(
             f"{directory} is open to others (mode {stat.S_IMODE(status.st_mode):04o}), and what is "
-            f"in it is executed. Run: chmod 700 {directory}. {_ELSEWHERE}"
+            f"in it is executed. If nothing else uses it, run: chmod 700 {directory}. {_ELSEWHERE}"
         )
     return True
 
@@ -139,7 +139,7 @@ def _check_above(path: Path) -> bool:
     if _others_may_replace(status):
         raise CacheError(
             f"others may replace what is in {path} (mode {stat.S_IMODE(status.st_mode):04o}). "
-            f"Run: chmod go-w {path}. {_ELSEWHERE}"
+            f"If nobody else needs to write there, run: chmod go-w {path}. {_ELSEWHERE}"
         )
     return False
 
