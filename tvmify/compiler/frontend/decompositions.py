@@ -19,7 +19,11 @@ from tvmify.compiler.frontend.constants import fold_constants
 from tvmify.compiler.frontend.decomposed_attention import recognize_attention
 from tvmify.compiler.frontend.einsum import einsum
 from tvmify.compiler.frontend.fast_paths import multi_head_attention, transformer_encoder_layer
-from tvmify.compiler.frontend.refusals import refuse_functions, refuse_other_devices
+from tvmify.compiler.frontend.refusals import (
+    refuse_functions,
+    refuse_other_devices,
+    refuse_overflow,
+)
 from tvmify.compiler.frontend.sharing import Sharing, sharing
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors
@@ -129,12 +133,13 @@ def decompose(program: ExportedProgram) -> Decomposed:
     ------
     UnsupportedOperator
         It writes to or returns memory in an unsupported way, or has an operator that takes
-        functions.
+        functions or that raises an error.
     UnsupportedTarget
         Results are on another device than the arguments.
     """
     refuse_functions(program)
     refuse_other_devices(program)
+    refuse_overflow(program)
     shared = sharing(program)
     program = _in_core_aten(program)
     fold_constants(program)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import TypeGuard
 
 import torch
 from torch import fx
@@ -15,6 +17,9 @@ from tvmify.errors import UnsupportedOperator, UnsupportedTarget
 
 #: Operators that take functions, and that ``torch.compile`` compiles with our backend.
 _WITH_DYNAMO = ("cond", "while_loop", "flex_attention")
+#: Arguments of operators that become tensors if they are numbers; one that is too large becomes
+#: infinity there. Others are converted to the tensor's type, which raises an error.
+_OPERANDS = ("self", "other", "exponent")
 
 
 def refuse(nodes: Iterable[fx.Node]) -> None:
@@ -51,6 +56,28 @@ def refuse_functions(program: ExportedProgram) -> None:
         )
 
 
+def refuse_overflow(program: ExportedProgram) -> None:
+    """Refuse numbers that the type of a call's result cannot hold: ``x.half().clamp(max=1e6)``.
+
+    Raises
+    ------
+    UnsupportedOperator
+        There is one. Eager PyTorch raises an error, too.
+    """
+    for node in operators.calls(program.graph):
+        result = node.meta.get("val")
+        if not isinstance(node.target, torch._ops.OpOverload) or not _is_floating(result):
+            continue
+        names = (argument.name for argument in node.target._schema.arguments)
+        largest = torch.finfo(result.dtype).max
+        for name, value in [*zip(names, node.args, strict=False), *node.kwargs.items()]:
+            is_converted = isinstance(value, float) and name not in _OPERANDS
+            if is_converted and largest < abs(value) < math.inf:
+                raise UnsupportedOperator(
+                    [operators.name(node)], f"{name}={value} does not fit in {result.dtype}"
+                )
+
+
 def refuse_other_devices(program: ExportedProgram) -> None:
     """Refuse a program whose results are on another device than its arguments and weights.
     Intermediate values on other devices do no harm: compiled, they are computed on that device.
@@ -80,3 +107,7 @@ def _value(nodes: dict[str, fx.Node], arg: object) -> torch.Tensor | None:
     node = nodes.get(getattr(arg, "name", ""))
     value = None if node is None else node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
+
+
+def _is_floating(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tvmify.compiler.frontend.refusals import refuse_overflow
+from tvmify.errors import UnsupportedOperator
+
+X = torch.tensor([1.0, -2.0, 3.0])
+
+
+def exported(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.export.ExportedProgram:
+    class Module(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(x)
+
+    return torch.export.export(Module(), (X,))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.clamp(min=1e39),
+        lambda x: F.leaky_relu(x, 1e39),
+        lambda x: F.softplus(x, threshold=1e39),
+        lambda x: torch.addcmul(x, x, x, value=-1e39),
+        lambda x: torch.add(x, x, alpha=1e39),
+        lambda x: torch.full_like(x, 1e39),
+        lambda x: x.clone().fill_(1e39),
+        lambda x: x.half().masked_fill(x > 0, -1e9),
+        lambda x: x.bfloat16().clamp(max=3.4e38),
+    ],
+)
+def test_numbers_that_eager_cannot_convert_are_refused(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(RuntimeError, match="without overflow"):
+        function(X)
+    with pytest.raises(UnsupportedOperator, match="does not fit in torch"):
+        refuse_overflow(exported(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x + 1e39,
+        lambda x: x * 1e39,
+        lambda x: x / 1e39,
+        lambda x: 1e39 - x,
+        lambda x: x.clamp(min=float("-inf")),
+        lambda x: x.double().clamp(max=1e39),
+        lambda x: x.masked_fill(x > 0, float("inf")),
+    ],
+)
+def test_numbers_that_eager_converts_are_not_refused(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    function(X)
+    refuse_overflow(exported(function))
