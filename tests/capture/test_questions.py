@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 
 from tvmify import tvmify
 from tvmify.capture.questions import asks_for_layout, names_in, question_of
+from tvmify.errors import TvmifyWarning
 
 scripting = torch.jit.is_scripting
 
@@ -216,6 +217,67 @@ def test_a_question_that_a_call_does_not_ask_is_no_reason_for_eager() -> None:
         x += 1
         assert torch.equal(fast(x), net(x))
         assert any("_version" in signature.reason for signature in fast.explain().signatures)
+
+
+class AssignsData(Asking):
+    def forward(self, x):
+        self.w.data = self.w.data * 2
+        return x + self.w
+
+
+class AssignsDataOfAnArgument(Asking):
+    def forward(self, x, **_):  # not for TorchScript
+        x.data = x * 2
+        return x + self.w
+
+
+class AssignsDataOfAValue(Asking):
+    def forward(self, x):
+        y = x + 1
+        z = y.view(-1)
+        y.data = x * 2
+        return y + self.w, z * 2
+
+
+class WritesToList(Asking):
+    def forward(self, x):
+        torch._foreach_mul_([self.w, x], 2.0)
+        return x + self.w
+
+
+class WritesToListOfViews(Asking):
+    def forward(self, x, **_):
+        y = x + self.w
+        torch._foreach_mul_([y, y.view(-1)], 2.0)
+        return y * 1
+
+
+class WritesToListWithLiteral(Asking):
+    def forward(self, x, **_):
+        t = torch.tensor([1.0, 2.0])
+        torch._foreach_add_([t.view(2)], [x.flatten()[:2]])
+        return x * t.sum().item() + self.w
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        AssignsData,
+        AssignsDataOfAnArgument,
+        AssignsDataOfAValue,
+        WritesToList,
+        WritesToListOfViews,
+        WritesToListWithLiteral,
+    ],
+)
+@torch.no_grad()
+def test_writes_that_recordings_lack_are_done(cls: type[Asking]) -> None:
+    plain, net = cls().eval(), tvmify(cls().eval(), compare=False, cache=False)
+    with pytest.warns(TvmifyWarning, match="assigns to the data of a tensor|aten._foreach_"):
+        for start in (0.0, 5.0):
+            x, again = (torch.arange(start, start + 4) for _ in range(2))
+            torch.testing.assert_close(net(x), plain(again))
+            torch.testing.assert_close((x, net.w), (again, plain.w))
 
 
 def test_grad_mode_is_ignored_unless_queried() -> None:

@@ -1,7 +1,8 @@
 """Finds code that asks about the context of a call, which TorchScript would answer differently.
 TorchScript answers some questions when it compiles (``torch.jit.is_scripting()`` is true, ``x.grad
 is None`` is false), and the graph no longer shows them: so they are searched for in the Python
-code. Code that may ask is recorded, and what it asks of tensors is seen then.
+code. Code that may ask is recorded, and what it asks of tensors is seen then, as is an assignment
+to ``x.data``.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ _OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_
     getattr(torch.Tensor, name): name
     for name in "data_ptr storage untyped_storage _typed_storage is_shared is_pinned".split()
 }
+#: Assigns to ``x.data``, which ``torch.export`` does not record: it goes on with the old values.
+_ASSIGN_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 #: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does.
 _NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting", *_OF_TENSORS.values()})
+#: Names of operators on lists of tensors. TorchScript drops those that only write.
+_ON_LISTS = "_foreach_"
 #: Methods whose results depend on the memory layout of a tensor.
 _LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
 _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
@@ -67,23 +72,24 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
 
 
 @contextlib.contextmanager
-def refusing_questions() -> Iterator[None]:
-    """Refuse code that is recorded meanwhile and asks a tensor what only eager PyTorch can answer.
+def refusing_unrecorded() -> Iterator[None]:
+    """Refuse code that is recorded meanwhile and asks a tensor what only eager PyTorch can answer,
+    or assigns to its data.
 
     Raises
     ------
     NeedsPython
-        It has asked; the message names what for.
+        It has; the message names what.
     """
-    questions = _Questions()
-    with questions:
+    unrecorded = _Unrecorded()
+    with unrecorded:
         yield
-    if questions.refused is not None:  # and the code has caught the error
-        raise questions.refused
+    if unrecorded.refused is not None:  # and the code has caught the error
+        raise unrecorded.refused
 
 
-class _Questions(TorchFunctionMode):
-    """Raises an error where code other than torch's own asks a tensor."""
+class _Unrecorded(TorchFunctionMode):
+    """Raises an error where code other than torch's own asks a tensor, or any assigns to data."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +100,9 @@ class _Questions(TorchFunctionMode):
     ) -> Any:
         if (name := _OF_TENSORS.get(func)) is not None and not _is_called_by_torch():
             self.refused = NeedsPython(*_asks_for({name}))
+        elif func == _ASSIGN_DATA:
+            self.refused = NeedsPython("forward assigns to the data of a tensor", "Use copy_().")
+        if self.refused is not None:
             raise self.refused
         return func(*args, **(kwargs or {}))
 
@@ -146,11 +155,12 @@ def asks_for_identity(callable_: Any) -> bool:
 
 
 def question_of(callable_: Any) -> str | None:
-    """Return the name by which code asks what only Python can answer, or None. Torch's own modules
+    """Return a name in code that means something else in TorchScript, or None. Torch's own modules
     compute the same, scripted or not.
     """
     for function in reached(callable_):
-        if found := function.code.names & _NAMES:
+        names = function.code.names
+        if found := names & _NAMES or {name for name in names if name.startswith(_ON_LISTS)}:
             return min(found)
         for _, value in function.values:
             if any(value is asked for asked in _FUNCTIONS):

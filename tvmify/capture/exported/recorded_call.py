@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact.objects import is_size
 from tvmify.capture.exported.number_operators import TakingNumbers
 from tvmify.capture.exported.numbers import Float, Int, Number, ValueNeeded
-from tvmify.capture.questions import refusing_questions
+from tvmify.capture.questions import refusing_unrecorded
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, check_sizes
 from tvmify.errors import CaptureError, NumberNeeded
@@ -101,7 +101,7 @@ class RecordedCall:
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         try:
             numbers = TakingNumbers() if self._has_numbers else nullcontext()
-            with numbers, refusing_questions():
+            with numbers, refusing_unrecorded():
                 result = forward(module, *args, **kwargs)
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, Number):

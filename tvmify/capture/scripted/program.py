@@ -93,7 +93,7 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         It cannot be scripted; the message is the reason in one line, with the source line.
     """
     if (question := question_of(callable_)) is not None:
-        raise CannotScript(f"it asks for {question}, which TorchScript answers differently")
+        raise CannotScript(f"it uses {question}, which means something else in TorchScript")
     source, constants = callable_, frozenset[str]()
     made = [] if made is None else made
     if isinstance(callable_, torch.nn.Module):

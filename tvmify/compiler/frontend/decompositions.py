@@ -23,6 +23,7 @@ from tvmify.compiler.frontend.refusals import (
     refuse_functions,
     refuse_other_devices,
     refuse_overflow,
+    refuse_writes_to_lists,
 )
 from tvmify.compiler.frontend.sharing import Sharing, sharing
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
@@ -139,6 +140,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     """
     refuse_functions(program)
     refuse_other_devices(program)
+    refuse_writes_to_lists(program)
     refuse_overflow(program)
     shared = sharing(program)
     program = _in_core_aten(program)

@@ -56,6 +56,28 @@ def refuse_functions(program: ExportedProgram) -> None:
         )
 
 
+def refuse_writes_to_lists(program: ExportedProgram) -> None:
+    """Refuse PyTorch's operators that write to lists of tensors, such as ``_foreach_add_``: what
+    tensors of a list share, with each other or with weights, is lost when writes are removed.
+
+    Raises
+    ------
+    UnsupportedOperator
+        There are some.
+    """
+    refuse(
+        node
+        for node in operators.calls(program.graph)
+        if operators.is_mutating(node)
+        and node.target.namespace == "aten"
+        and any(
+            argument.alias_info is not None and argument.alias_info.is_write
+            for argument in node.target._schema.arguments
+            if isinstance(argument.type, torch.ListType)
+        )
+    )
+
+
 def refuse_overflow(program: ExportedProgram) -> None:
     """Refuse numbers that the type of a call's result cannot hold: ``x.half().clamp(max=1e6)``.
 
