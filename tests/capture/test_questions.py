@@ -239,6 +239,39 @@ class AssignsDataOfAValue(Asking):
         return y + self.w, z * 2
 
 
+class SetsAttributeOfResult(Asking):
+    def forward(self, x):
+        y = x + self.w
+        y.scale = 3
+        return y
+
+
+class SetsAttributeOfArgument(Asking):
+    def forward(self, x):
+        x.scale = 3
+        return x + self.w
+
+
+class RequiresGradientOfArgument(Asking):
+    def forward(self, x, **_):
+        x.requires_grad_()
+        return x + self.w
+
+
+class RequiresGradientOfResult(Asking):
+    def forward(self, x):
+        y = (x + self.w).detach()
+        return y.requires_grad_()
+
+
+class DefaultType(Asking):
+    def forward(self, x):
+        torch.set_default_dtype(torch.float64)
+        y = x + torch.ones(4)
+        torch.set_default_dtype(torch.float32)
+        return y + self.w
+
+
 class WritesToList(Asking):
     def forward(self, x):
         torch._foreach_mul_([self.w, x], 2.0)
@@ -265,19 +298,55 @@ class WritesToListWithLiteral(Asking):
         AssignsData,
         AssignsDataOfAnArgument,
         AssignsDataOfAValue,
+        SetsAttributeOfResult,
+        SetsAttributeOfArgument,
+        RequiresGradientOfArgument,
+        RequiresGradientOfResult,
+        DefaultType,
         WritesToList,
         WritesToListOfViews,
         WritesToListWithLiteral,
     ],
 )
 @torch.no_grad()
-def test_writes_that_recordings_lack_are_done(cls: type[Asking]) -> None:
+def test_effects_that_recordings_lack_are_there(cls: type[Asking]) -> None:
     plain, net = cls().eval(), tvmify(cls().eval(), compare=False, cache=False)
-    with pytest.warns(TvmifyWarning, match="assigns to the data of a tensor|aten._foreach_"):
+    expected = "forward (assigns|sets|calls)|aten._foreach_"
+    with pytest.warns(TvmifyWarning, match=expected):
         for start in (0.0, 5.0):
             x, again = (torch.arange(start, start + 4) for _ in range(2))
-            torch.testing.assert_close(net(x), plain(again))
-            torch.testing.assert_close((x, net.w), (again, plain.w))
+            y, right = net(x), plain(again)
+            torch.testing.assert_close((y, x, net.w), (right, again, plain.w))
+            if isinstance(y, torch.Tensor):
+                assert vars(y) == vars(right)
+                assert y.requires_grad == right.requires_grad
+            assert (x.requires_grad, vars(x)) == (again.requires_grad, vars(again))
+
+
+def test_attributes_of_arguments_are_read() -> None:
+    class Scaled(Asking):
+        def forward(self, x):
+            return x * getattr(x, "scale", 1.0) + self.w
+
+    net = tvmify(Scaled().eval(), compare=False, cache=False)
+    x = torch.ones(4)
+    x.scale = 3.0  # type: ignore[attr-defined]
+    with torch.no_grad(), pytest.warns(TvmifyWarning, match="asks for scale"):
+        assert torch.equal(net(x), x * 3 + 1)
+
+
+def test_items_of_dicts_are_updated_in_place() -> None:
+    class Updating(Asking):
+        def forward(self, x):
+            parts = {"a": x + self.w}
+            parts["b"] = parts["a"]
+            parts["a"] *= 2
+            return parts
+
+    x = torch.ones(4)
+    with torch.no_grad():
+        parts = tvmify(Updating().eval(), compare=False, cache=False)(x)
+    assert parts["a"] is parts["b"] and torch.equal(parts["b"], x * 4)
 
 
 def test_grad_mode_is_ignored_unless_queried() -> None:

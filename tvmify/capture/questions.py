@@ -31,6 +31,8 @@ ASKING = frozenset(
 _UNANSWERABLE = frozenset(
     "get_num_threads get_num_interop_threads initial_seed get_rng_state is_anomaly_enabled".split()
 )
+#: Functions that change what later calls mean; recordings are decomposed without that.
+_DEFAULTS = frozenset({"set_default_dtype", "set_default_tensor_type"})
 #: Attributes and methods of tensors whose values may do so.
 _OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_version")} | {
     getattr(torch.Tensor, name): name
@@ -40,6 +42,8 @@ _OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_
 _ASSIGN_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 #: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does.
 _NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting", *_OF_TENSORS.values()})
+#: A method whose effect on a result TorchScript's graph has, but no program.
+_SETS_GRADIENTS = "requires_grad_"
 #: Names of operators on lists of tensors. TorchScript drops those that only write.
 _ON_LISTS = "_foreach_"
 #: Methods whose results depend on the memory layout of a tensor.
@@ -65,10 +69,16 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
     names = names_in(callable_)
     if found := names & _UNANSWERABLE:
         raise NeedsPython(*_asks_for(found))
-    if "is_inference" in names:
-        leaves = pytree.tree_leaves((args, kwargs))
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_inference() for leaf in leaves):
-            raise CaptureError(*_asks_for({"is_inference"}))
+    if found := names & _DEFAULTS:
+        raise NeedsPython(f"forward calls {min(found)}", "Pass dtype= where tensors are created.")
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if "is_inference" in names and any(tensor.is_inference() for tensor in tensors):
+        raise CaptureError(*_asks_for({"is_inference"}))
+    if attributes := {name for tensor in tensors for name in vars(tensor)}:
+        for function in reached(callable_):
+            if found := attributes & (function.code.names | function.code.strings):
+                raise NeedsPython(*_asks_for(found))
 
 
 @contextlib.contextmanager
@@ -159,13 +169,19 @@ def question_of(callable_: Any) -> str | None:
     compute the same, scripted or not.
     """
     for function in reached(callable_):
-        names = function.code.names
-        if found := names & _NAMES or {name for name in names if name.startswith(_ON_LISTS)}:
+        code = function.code
+        on_lists = {name for name in code.names if name.startswith(_ON_LISTS)}
+        if found := code.names & {*_NAMES, _SETS_GRADIENTS} | on_lists:
             return min(found)
         for _, value in function.values:
             if any(value is asked for asked in _FUNCTIONS):
                 return value.__name__
     return None
+
+
+def updates_items(callable_: Any) -> bool:
+    """Whether a module or function may have statements such as ``items[0] += x``."""
+    return any(function.code.updates for function in reached(callable_))
 
 
 def names_in(callable_: Any) -> set[str]:
@@ -181,15 +197,21 @@ class _Code:
     ----------
     names
         Those that it uses.
+    strings
+        Those that it holds, such as names for ``getattr``.
     methods
         The names of the methods that it calls.
     compares
         Whether it compares objects by identity.
+    updates
+        Whether it has statements such as ``items[0] += x``.
     """
 
     names: frozenset[str]
+    strings: frozenset[str]
     methods: frozenset[str]
     compares: bool
+    updates: bool
 
     @classmethod
     @lru_cache(maxsize=4096)  # a capture asks about each function several times
@@ -198,8 +220,10 @@ class _Code:
         parts = list(nested(code))
         return cls(
             names=frozenset(n for part in parts for n in (*part.co_names, *part.co_freevars)),
+            strings=frozenset(c for part in parts for c in part.co_consts if isinstance(c, str)),
             methods=frozenset(name for part in parts for name in _methods(part)),
             compares=any(map(_compares_objects, parts)),
+            updates=any(map(_updates_items, parts)),
         )
 
 
@@ -262,6 +286,15 @@ def _methods(code: types.CodeType) -> Iterator[str]:
             marked = bool((instruction.arg or 0) & 1)
         if marked:
             yield str(instruction.argval)
+
+
+def _updates_items(code: types.CodeType) -> bool:
+    instructions = list(dis.get_instructions(code))
+    return any(
+        instruction.argrepr.endswith("=") or instruction.opname.startswith("INPLACE_")
+        for place, instruction in enumerate(instructions)
+        if any(later.opname == "STORE_SUBSCR" for later in instructions[place + 1 : place + 4])
+    )
 
 
 def _compares_objects(code: types.CodeType) -> bool:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact.objects import is_size
 from tvmify.capture.exported.number_operators import TakingNumbers
 from tvmify.capture.exported.numbers import Float, Int, Number, ValueNeeded
+from tvmify.capture.exported.tensor_state import TensorState
 from tvmify.capture.questions import refusing_unrecorded
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, check_sizes
@@ -99,10 +100,12 @@ class RecordedCall:
         leaves = [_given(places, hidden) for hidden in self._leaves]
         leaves = [leaves[self._repeated.get(place, place)] for place in range(len(leaves))]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        state = TensorState(leaves)
         try:
             numbers = TakingNumbers() if self._has_numbers else nullcontext()
             with numbers, refusing_unrecorded():
                 result = forward(module, *args, **kwargs)
+            state.check(result)
             for leaf in pytree.tree_leaves(result):
                 if isinstance(leaf, Number):
                     raise ValueNeeded(leaf.places)

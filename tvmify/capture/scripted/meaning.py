@@ -124,6 +124,21 @@ class _Method(NamedTuple):
         return getattr(text, self.name)(*args[: self.count])
 
 
+def updates_dicts(scripted: Any) -> bool:
+    """Whether a scripted module or function has statements such as ``d[key] += x`` on a dict of
+    tensors, which TorchScript does not do in place.
+    """
+    graph = getattr(scripted, "forward", scripted).inlined_graph
+    for store in graph.findAllNodes("aten::_set_item"):
+        container, _, value = store.inputs()
+        if container.type().kind() != "DictType" or value.type().kind() != "TensorType":
+            continue
+        read = next(iter(value.node().inputs()), value).node()
+        if read.kind() == "aten::__getitem__" and read.sourceRange() == store.sourceRange():
+            return True
+    return False
+
+
 def meaning_text(meant: Callable[..., Any]) -> str:
     """Return canonical text of a result of `python_meaning`."""
     if isinstance(meant, _Method):

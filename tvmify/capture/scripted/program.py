@@ -17,12 +17,19 @@ from tvmify.capture.carrier import Carrier
 from tvmify.capture.draws import may_draw
 from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
-from tvmify.capture.questions import asks_for_identity, asks_for_layout, asks_in, question_of
+from tvmify.capture.questions import (
+    asks_for_identity,
+    asks_for_layout,
+    asks_in,
+    question_of,
+    updates_items,
+)
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.constants import constant_attributes
 from tvmify.capture.scripted.fingerprint import fingerprint
 from tvmify.capture.scripted.interpreter import Interpreter, source_line
 from tvmify.capture.scripted.leftovers import empty, noting
+from tvmify.capture.scripted.meaning import updates_dicts
 from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import unfolded
 from tvmify.capture.state import ModulePath, State, resolve
@@ -115,6 +122,8 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         raise CannotScript(f"a {type(callable_).__qualname__} is not a function")
     if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
         raise CannotScript("forward is overloaded, which TorchScript turns into several methods")
+    if updates_items(callable_) and updates_dicts(scripted):
+        raise CannotScript("it updates an item of a dict, which TorchScript does not do in place")
     return scripted
 
 
