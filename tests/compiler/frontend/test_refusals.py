@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tvmify.compiler.frontend.refusals import refuse_overflow
+from tvmify.compiler.frontend.refusals import refuse_mixed_products, refuse_overflow
 from tvmify.errors import UnsupportedOperator
 
 X = torch.tensor([1.0, -2.0, 3.0])
@@ -61,3 +61,27 @@ def test_numbers_that_eager_converts_are_not_refused(
 ) -> None:
     function(X)
     refuse_overflow(exported(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.half() @ torch.ones(3, 3),
+        lambda x: F.linear(x.double(), torch.ones(2, 3)),
+        lambda x: F.conv1d(x.view(1, 3, 1), torch.ones(1, 3, 1).double()),
+        lambda x: torch.addmm(x, torch.ones(3, 3).double(), torch.ones(3, 3).double()),
+    ],
+)
+def test_products_of_different_types_are_refused(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(RuntimeError):
+        function(X)
+    with pytest.raises(UnsupportedOperator, match=r"torch\.float32"):
+        refuse_mixed_products(exported(function))
+
+
+def test_products_of_one_type_are_not_refused() -> None:
+    refuse_mixed_products(
+        exported(lambda x: F.linear(x.double(), torch.ones(2, 3).double()) + x[0])
+    )

@@ -17,6 +17,11 @@ from tvmify.errors import UnsupportedOperator, UnsupportedTarget
 
 #: Operators that take functions, and that ``torch.compile`` compiles with our backend.
 _WITH_DYNAMO = ("cond", "while_loop", "flex_attention")
+#: Operators whose tensors all have one type in eager PyTorch.
+_PRODUCTS = frozenset(
+    "linear matmul mm bmm mv dot addmm addmv baddbmm conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d convolution".split()
+)
 #: Arguments of operators that become tensors if they are numbers; one that is too large becomes
 #: infinity there. Others are converted to the tensor's type, which raises an error.
 _OPERANDS = ("self", "other", "exponent")
@@ -76,6 +81,25 @@ def refuse_writes_to_lists(program: ExportedProgram) -> None:
             if isinstance(argument.type, torch.ListType)
         )
     )
+
+
+def refuse_mixed_products(program: ExportedProgram) -> None:
+    """Refuse products of tensors of different types, which recording lets pass.
+
+    Raises
+    ------
+    UnsupportedOperator
+        There is one. Eager PyTorch raises an error, too.
+    """
+    for node in operators.calls(program.graph):
+        if operators.short_name(node).partition(".")[0] in _PRODUCTS:
+            values = (argument.meta.get("val") for argument in node.all_input_nodes)
+            dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+            if len(dtypes) > 1:
+                raise UnsupportedOperator(
+                    [operators.name(node)],
+                    f"its tensors have {' and '.join(sorted(map(str, dtypes)))}",
+                )
 
 
 def refuse_overflow(program: ExportedProgram) -> None:
