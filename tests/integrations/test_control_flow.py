@@ -1,4 +1,4 @@
-"""``torch.cond`` and ``torch.while_loop`` under ``torch.compile``."""
+"""``torch.cond``, ``torch.while_loop`` and ``x.data = y`` under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -53,6 +53,44 @@ def test_control_flow_runs_in_python_and_what_is_around_compiled(
     info = tvmify.cache_info(compiled)
     assert info.eager == 0
     assert info.builds + info.disk_hits == 4
+
+
+class Limited(nn.Module):
+    """A layer whose weights have a largest norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.first(x))
+        self.second.weight.data = torch.renorm(self.second.weight.data, 2, 0, 0.5) * 0.9
+        return self.second(y) * 2
+
+
+def test_assigned_data_belongs_to_the_weight() -> None:
+    plain, net = Limited().eval(), Limited().eval()
+    compiled = torch.compile(net, backend="tvmify", options={"compare": False, "strict": True})
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), plain(x))
+            torch.testing.assert_close(net.second.weight, plain.second.weight)
+    info = tvmify.cache_info(compiled)
+    assert info.eager == 0
+    assert info.builds + info.disk_hits == 2
+
+
+def test_weights_whose_data_is_assigned_are_trained() -> None:
+    plain, net = Limited(), Limited()
+    compiled = torch.compile(net, backend="tvmify", options={"compare": False, "strict": True})
+    for _ in range(2):
+        for module, forward in ((plain, plain), (net, compiled)):
+            module.zero_grad()
+            forward(torch.ones(2, 8)).pow(2).sum().backward()
+            torch.optim.SGD(module.parameters(), 0.1).step()
+        torch.testing.assert_close(net.state_dict(), plain.state_dict())
 
 
 def test_a_decorated_module_names_the_way_that_compiles_it() -> None:

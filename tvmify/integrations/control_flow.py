@@ -1,8 +1,8 @@
-"""Graphs of ``torch.compile`` with control flow: ``torch.cond`` and ``torch.while_loop``.
+"""Graphs of ``torch.compile`` with what only Python can run: ``torch.cond``, ``torch.while_loop``,
+and ``x.data = y``, which gives a tensor other memory.
 
-TVM programs have no control flow. So such a graph is cut before and after each of these operators.
-The pieces between are compiled, and so are branches, conditions and bodies; Python decides which of
-them run.
+Such a graph is cut before and after each of these. The pieces between are compiled, and so are
+branches, conditions and bodies; Python decides which of them run.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def calls_of(
     *,
     weights_are_state: bool,
 ) -> Callable[..., Any]:
-    """Return a function that runs the calls of a graph: by one program, or by several with control
-    flow between.
+    """Return a function that runs the calls of a graph: by one program, or by several with Python
+    between.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def calls_of(
     def calls(module: fx.GraphModule, inputs: Sequence[Any], origin: Origin) -> Callable[..., Any]:
         return calls_of(module, inputs, origin, options, weights_are_state=weights_are_state)
 
-    if any(map(_is_control_flow, module.graph.nodes)):
-        return _in_pieces(module, inputs, origin, calls)
+    if any(map(_needs_python, module.graph.nodes)):
+        return in_pieces(module, inputs, origin, calls)
     graph = DynamoGraph.of(module, inputs, origin, weights_are_state=weights_are_state)
     return GraphCalls(graph, options)
 
@@ -51,16 +51,24 @@ def calls_of(
 _Calls = Callable[[fx.GraphModule, Sequence[Any], Origin], Callable[..., Any]]
 
 
-def _in_pieces(
+def in_pieces(
     module: fx.GraphModule, inputs: Sequence[Any], origin: Origin, calls: _Calls
 ) -> fx.GraphModule:
-    """Cut a graph around control flow, and compile the pieces."""
+    """Cut a graph around what needs Python, and compile the pieces.
+
+    Parameters
+    ----------
+    module, inputs, origin
+        As for `DynamoGraph.of`.
+    calls
+        Compiles a piece.
+    """
     numbers: dict[fx.Node, int] = {}
     number = 0
     for node in module.graph.nodes:
-        number += _is_control_flow(node)
+        number += _needs_python(node)
         numbers[node] = number
-        number += _is_control_flow(node)
+        number += _needs_python(node)
     whole = split_module(
         module, module, numbers.__getitem__, keep_original_order=True, tuple_return=True
     )
@@ -68,9 +76,8 @@ def _in_pieces(
     given = {node.name: value for node, value in zip(places, inputs, strict=True)}
     for name, piece in list(whole.named_children()):
         assert isinstance(piece, fx.GraphModule)
-        flows = [node for node in piece.graph.nodes if _is_control_flow(node)]
-        if flows:
-            _run_in_python(piece, flows, origin, calls)
+        if any(map(_needs_python, piece.graph.nodes)):
+            _run_in_python(piece, origin, calls)
         else:
             part = origin.part(f"piece {name.removeprefix('submod_')}")
             setattr(whole, name, _compiled(piece, given, part, calls))
@@ -113,7 +120,7 @@ def _compiled(
     inputs = [example_of(node, given.get(str(node.target))) for node in places]
     if any(value is None for value in inputs):
         return piece
-    inputs = [given.get(str(node.target), x) for node, x in zip(places, inputs, strict=True)]
+    inputs = [given.get(str(p.target), _leaf(x)) for p, x in zip(places, inputs, strict=True)]
     output = piece.graph.output_node()
     is_one = isinstance(output.args[0], fx.Node)
     if is_one:
@@ -122,7 +129,14 @@ def _compiled(
     return _Compiled(calls(piece, inputs, origin), is_one=is_one)
 
 
-# ------------------------------------------------------------------------------------ control flow
+def _leaf(value: Any) -> Any:
+    """Return an example of an argument that autograd takes for no result."""
+    if isinstance(value, torch.Tensor) and not value.is_leaf:
+        return value.detach().requires_grad_()
+    return value
+
+
+# ------------------------------------------------------------------------------ what needs Python
 
 
 def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Sequence[Any]) -> Any:
@@ -139,19 +153,31 @@ def _while_loop(
     return values
 
 
-_IN_PYTHON = {torch.ops.higher_order.cond: _cond, torch.ops.higher_order.while_loop: _while_loop}
+_CONTROL_FLOW = {
+    torch.ops.higher_order.cond: _cond,
+    torch.ops.higher_order.while_loop: _while_loop,
+}
+#: What Dynamo makes of ``x.data = y``.
+_ASSIGNMENT = ("set_", "_lower_version_count_by_1")
 
 
 def _is_control_flow(node: fx.Node) -> bool:
-    return node.target in _IN_PYTHON and not node.kwargs and len(node.args) <= 4
+    return node.target in _CONTROL_FLOW and not node.kwargs and len(node.args) <= 4
 
 
-def _run_in_python(
-    piece: fx.GraphModule, flows: list[fx.Node], origin: Origin, calls: _Calls
-) -> None:
-    """Let Python run the control flow of a piece, and compile what it calls."""
-    for node in flows:
-        node.target = _IN_PYTHON[node.target]  # type: ignore[index]
+def assigns_data(node: fx.Node) -> bool:
+    """Whether a node is a part of ``x.data = y``."""
+    return getattr(node.target, "__name__", "") in _ASSIGNMENT
+
+
+def _needs_python(node: fx.Node) -> bool:
+    return _is_control_flow(node) or assigns_data(node)
+
+
+def _run_in_python(piece: fx.GraphModule, origin: Origin, calls: _Calls) -> None:
+    """Let Python run a piece, and compile what its control flow calls."""
+    for node in filter(_is_control_flow, piece.graph.nodes):
+        node.target = _CONTROL_FLOW[node.target]  # type: ignore[index]
     for node in piece.graph.find_nodes(op="get_attr"):
         name = str(node.target)
         if isinstance(part := getattr(piece, name), fx.GraphModule):

@@ -140,8 +140,11 @@ class DynamoGraph:
             if node.op in ("get_attr", "call_module")
             and node.target not in {weight.name for weight in weights.values()}
         }
-        for node in graph.nodes:  # without the fake tensors of Dynamo
+        for node in graph.nodes:
+            # without the fake tensors of Dynamo
             node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
+            if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
+                node.target = torch.Tensor.detach  # torch.export takes the other for a constant
         graph.lint()
         return cls(
             origin=origin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch._dynamo.exc import ShortenTraceback
 from tvmify.decorate.decorated import FINDERS
 from tvmify.errors import OptionError
 from tvmify.integrations.compiled import dispatchers_of_compiled
-from tvmify.integrations.control_flow import calls_of
+from tvmify.integrations.control_flow import assigns_data, calls_of, in_pieces
 from tvmify.integrations.dynamo_graph import Origin
 from tvmify.integrations.flexible_attention import inline_flex_attention
 from tvmify.options import CompileOptions
@@ -69,6 +70,8 @@ def backend(
     if needs_gradients or has_flex_attention or _has_transforms(module):
         from tvmify.integrations.training import with_autograd
 
+        if any(map(assigns_data, module.graph.nodes)):
+            return in_pieces(module, example_inputs, origin, partial(with_autograd, options=chosen))
         return with_autograd(module, example_inputs, origin, chosen)
     return calls_of(module, example_inputs, origin, chosen, weights_are_state=True)
 
