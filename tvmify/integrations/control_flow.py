@@ -69,9 +69,7 @@ def in_pieces(
         number += _needs_python(node)
         numbers[node] = number
         number += _needs_python(node)
-    whole = split_module(
-        module, module, numbers.__getitem__, keep_original_order=True, tuple_return=True
-    )
+    whole = split_module(module, module, numbers.__getitem__, keep_original_order=True)
     places = module.graph.find_nodes(op="placeholder")
     given = {node.name: value for node, value in zip(places, inputs, strict=True)}
     for name, piece in list(whole.named_children()):
@@ -158,7 +156,7 @@ _CONTROL_FLOW = {
     torch.ops.higher_order.while_loop: _while_loop,
 }
 #: What Dynamo makes of ``x.data = y``.
-_ASSIGNMENT = ("set_", "_lower_version_count_by_1")
+_ASSIGNMENT = ("set_", "_lower_version_count_by_1", "shallow_copy_data_")
 
 
 def _is_control_flow(node: fx.Node) -> bool:

@@ -125,6 +125,9 @@ def _is_fx_symbolic_tracing() -> bool:
 _ASKED: tuple[tuple[Any, Any], ...] = (
     (torch.compiler.is_compiling, _is_compiling),
     (torch.compiler.is_exporting, _is_exporting),
-    (_symbolic_trace.is_fx_tracing, _is_fx_tracing),
-    (_symbolic_trace.is_fx_symbolic_tracing, _is_fx_symbolic_tracing),
 )
+if hasattr(_symbolic_trace, "_is_fx_tracing_flag"):  # since PyTorch 2.14, each thread has its own
+    _ASKED += (
+        (_symbolic_trace.is_fx_tracing, _is_fx_tracing),
+        (_symbolic_trace.is_fx_symbolic_tracing, _is_fx_symbolic_tracing),
+    )
