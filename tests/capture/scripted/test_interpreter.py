@@ -84,6 +84,13 @@ torch.nn.functional.interpolate(x[None, None], scale_factor=[2.0, 2.0], mode='bi
 """.strip().splitlines()
 
 
+#: Primitives that TorchScript lacks in PyTorch 2.11.
+_NEW = {"aten::broadcast_shapes"}
+_KNOWN = {schema.name for schema in torch._C._jit_get_all_schemas()}
+if not _KNOWN >= _NEW:
+    EXPRESSIONS = [text for text in EXPRESSIONS if "broadcast_shapes" not in text]
+
+
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_expressions_match_torchscript(expression: str) -> None:
     unit = torch.jit.CompilationUnit(f"def f(x, n: int, f: float):\n    return ({expression})\n")
@@ -199,9 +206,8 @@ def test_dtypes_have_torchscripts_numbers(dtype: torch.dtype) -> None:
 
 
 def test_primitives_are_operators_of_torchscript() -> None:
-    known = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    assert set(PRIMITIVES) - known == set()
-    assert known >= PREFERRED
+    assert set(PRIMITIVES) - _KNOWN <= _NEW
+    assert _KNOWN >= PREFERRED
 
 
 def test_an_unknown_operator_is_not_found() -> None:
