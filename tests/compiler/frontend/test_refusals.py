@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tvmify.compiler.frontend.refusals import refuse_mixed_products, refuse_overflow
+from tvmify.compiler.frontend.refusals import refuse_errors
 from tvmify.errors import UnsupportedOperator
 
 X = torch.tensor([1.0, -2.0, 3.0])
@@ -41,7 +41,7 @@ def test_numbers_that_eager_cannot_convert_are_refused(
     with pytest.raises(RuntimeError, match="without overflow"):
         function(X)
     with pytest.raises(UnsupportedOperator, match="does not fit in torch"):
-        refuse_overflow(exported(function))
+        refuse_errors(exported(function))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_numbers_that_eager_converts_are_not_refused(
     function: Callable[[torch.Tensor], torch.Tensor],
 ) -> None:
     function(X)
-    refuse_overflow(exported(function))
+    refuse_errors(exported(function))
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,8 @@ def test_products_of_different_types_are_refused(
     with pytest.raises(RuntimeError):
         function(X)
     with pytest.raises(UnsupportedOperator, match=r"torch\.float32"):
-        refuse_mixed_products(exported(function))
+        refuse_errors(exported(function))
 
 
 def test_products_of_one_type_are_not_refused() -> None:
-    refuse_mixed_products(
-        exported(lambda x: F.linear(x.double(), torch.ones(2, 3).double()) + x[0])
-    )
+    refuse_errors(exported(lambda x: F.linear(x.double(), torch.ones(2, 3).double()) + x[0]))

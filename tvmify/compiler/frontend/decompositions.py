@@ -20,10 +20,9 @@ from tvmify.compiler.frontend.decomposed_attention import recognize_attention
 from tvmify.compiler.frontend.einsum import einsum
 from tvmify.compiler.frontend.fast_paths import multi_head_attention, transformer_encoder_layer
 from tvmify.compiler.frontend.refusals import (
+    refuse_errors,
     refuse_functions,
-    refuse_mixed_products,
     refuse_other_devices,
-    refuse_overflow,
     refuse_writes_to_lists,
 )
 from tvmify.compiler.frontend.sharing import Sharing, sharing
@@ -142,8 +141,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     refuse_functions(program)
     refuse_other_devices(program)
     refuse_writes_to_lists(program)
-    refuse_mixed_products(program)
-    refuse_overflow(program)
+    refuse_errors(program)
     shared = sharing(program)
     program = _in_core_aten(program)
     fold_constants(program)

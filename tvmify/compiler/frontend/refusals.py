@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TypeGuard
 
 import torch
 from torch import fx
@@ -83,45 +82,41 @@ def refuse_writes_to_lists(program: ExportedProgram) -> None:
     )
 
 
-def refuse_mixed_products(program: ExportedProgram) -> None:
-    """Refuse products of tensors of different types, which recording lets pass.
+def refuse_errors(program: ExportedProgram) -> None:
+    """Refuse calls that recording lets pass, and that raise an error in eager PyTorch.
 
     Raises
     ------
     UnsupportedOperator
-        There is one. Eager PyTorch raises an error, too.
+        There is one: a product of tensors of different types, or a number that the type of the
+        result cannot hold, as in ``x.half().clamp(max=1e6)``.
     """
     for node in operators.calls(program.graph):
-        if operators.short_name(node).partition(".")[0] in _PRODUCTS:
-            values = (argument.meta.get("val") for argument in node.all_input_nodes)
-            dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
-            if len(dtypes) > 1:
-                raise UnsupportedOperator(
-                    [operators.name(node)],
-                    f"its tensors have {' and '.join(sorted(map(str, dtypes)))}",
-                )
+        if reason := _mixed_types(node) or _overflow(node):
+            raise UnsupportedOperator([operators.name(node)], reason)
 
 
-def refuse_overflow(program: ExportedProgram) -> None:
-    """Refuse numbers that the type of a call's result cannot hold: ``x.half().clamp(max=1e6)``.
+def _mixed_types(node: fx.Node) -> str | None:
+    if operators.short_name(node).partition(".")[0] not in _PRODUCTS:
+        return None
+    values = (argument.meta.get("val") for argument in node.all_input_nodes)
+    dtypes = {str(value.dtype) for value in values if isinstance(value, torch.Tensor)}
+    return f"its tensors have {' and '.join(sorted(dtypes))}" if len(dtypes) > 1 else None
 
-    Raises
-    ------
-    UnsupportedOperator
-        There is one. Eager PyTorch raises an error, too.
-    """
-    for node in operators.calls(program.graph):
-        result = node.meta.get("val")
-        if not isinstance(node.target, torch._ops.OpOverload) or not _is_floating(result):
-            continue
-        names = (argument.name for argument in node.target._schema.arguments)
-        largest = torch.finfo(result.dtype).max
-        for name, value in [*zip(names, node.args, strict=False), *node.kwargs.items()]:
-            is_converted = isinstance(value, float) and name not in _OPERANDS
-            if is_converted and largest < abs(value) < math.inf:
-                raise UnsupportedOperator(
-                    [operators.name(node)], f"{name}={value} does not fit in {result.dtype}"
-                )
+
+def _overflow(node: fx.Node) -> str | None:
+    result = node.meta.get("val")
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(result, torch.Tensor):
+        return None
+    if not result.is_floating_point():
+        return None
+    names = (argument.name for argument in node.target._schema.arguments)
+    largest = torch.finfo(result.dtype).max
+    for name, value in [*zip(names, node.args, strict=False), *node.kwargs.items()]:
+        is_converted = isinstance(value, float) and name not in _OPERANDS
+        if is_converted and largest < abs(value) < math.inf:
+            return f"{name}={value} does not fit in {result.dtype}"
+    return None
 
 
 def refuse_other_devices(program: ExportedProgram) -> None:
@@ -153,7 +148,3 @@ def _value(nodes: dict[str, fx.Node], arg: object) -> torch.Tensor | None:
     node = nodes.get(getattr(arg, "name", ""))
     value = None if node is None else node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
-
-
-def _is_floating(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
