@@ -10,7 +10,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tvmify import tvmify
-from tvmify.capture.questions import asks_for_layout, names_in, question_of
+from tvmify.capture.questions import asks_for_layout, names_in, question_of, reached
 from tvmify.errors import TvmifyWarning
 
 scripting = torch.jit.is_scripting
@@ -443,8 +443,9 @@ def test_attention_of_padding_alone_is_nan_where_it_is_in_eager(make, mode) -> N
 
 
 def test_torchs_own_layers_are_trusted_and_methods_are_told_from_attributes() -> None:
-    assert question_of(nn.Sequential(nn.Upsample(scale_factor=2), nn.Linear(4, 4))) is None
-    assert question_of(Scripting()) == "is_scripting"
+    layers = nn.Sequential(nn.Upsample(scale_factor=2), nn.Linear(4, 4))
+    assert question_of(reached(layers)) is None
+    assert question_of(reached(Scripting())) == "is_scripting"
     assert "is_scripting" in names_in(scaled)
     assert asks_for_layout(Strides(), "")
 

@@ -11,7 +11,7 @@ import contextlib
 import dis
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -40,10 +40,11 @@ _OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_
 }
 #: Assigns to ``x.data``, which ``torch.export`` does not record: it goes on with the old values.
 _ASSIGN_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-#: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does.
-_NAMES = frozenset({"is_scripting", "_get_tracing_state", "is_exporting", *_OF_TENSORS.values()})
-#: A method whose effect on a result TorchScript's graph has, but no program.
-_SETS_GRADIENTS = "requires_grad_"
+#: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does; and
+#: a method that changes a result in TorchScript's graph, but in no program.
+_NAMES = frozenset(
+    {"is_scripting", "_get_tracing_state", "is_exporting", "requires_grad_", *_OF_TENSORS.values()}
+)
 #: Names of operators on lists of tensors. TorchScript drops those that only write.
 _ON_LISTS = "_foreach_"
 #: Methods whose results depend on the memory layout of a tensor.
@@ -164,24 +165,19 @@ def asks_for_identity(callable_: Any) -> bool:
     return any(f.code.compares or "id" in f.code.names for f in reached(callable_))
 
 
-def question_of(callable_: Any) -> str | None:
+def question_of(functions: Iterable[Reached]) -> str | None:
     """Return a name in code that means something else in TorchScript, or None. Torch's own modules
     compute the same, scripted or not.
     """
-    for function in reached(callable_):
+    for function in functions:
         code = function.code
         on_lists = {name for name in code.names if name.startswith(_ON_LISTS)}
-        if found := code.names & {*_NAMES, _SETS_GRADIENTS} | on_lists:
+        if found := code.names & _NAMES | on_lists:
             return min(found)
         for _, value in function.values:
             if any(value is asked for asked in _FUNCTIONS):
                 return value.__name__
     return None
-
-
-def updates_items(callable_: Any) -> bool:
-    """Whether a module or function may have statements such as ``items[0] += x``."""
-    return any(function.code.updates for function in reached(callable_))
 
 
 def names_in(callable_: Any) -> set[str]:

@@ -22,7 +22,7 @@ from tvmify.capture.questions import (
     asks_for_layout,
     asks_in,
     question_of,
-    updates_items,
+    reached,
 )
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.constants import constant_attributes
@@ -99,7 +99,8 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
     CannotScript
         It cannot be scripted; the message is the reason in one line, with the source line.
     """
-    if (question := question_of(callable_)) is not None:
+    functions = list(reached(callable_))
+    if (question := question_of(functions)) is not None:
         raise CannotScript(f"it uses {question}, which means something else in TorchScript")
     source, constants = callable_, frozenset[str]()
     made = [] if made is None else made
@@ -122,7 +123,7 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         raise CannotScript(f"a {type(callable_).__qualname__} is not a function")
     if isinstance(scripted, torch.jit.ScriptModule) and not hasattr(scripted, "forward"):
         raise CannotScript("forward is overloaded, which TorchScript turns into several methods")
-    if updates_items(callable_) and updates_dicts(scripted):
+    if any(function.code.updates for function in functions) and updates_dicts(scripted):
         raise CannotScript("it updates an item of a dict, which TorchScript does not do in place")
     return scripted
 
