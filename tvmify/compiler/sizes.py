@@ -103,6 +103,10 @@ class Variables:
         """Return a shape of plain variables and numbers."""
         return tuple(map(self, shape))
 
+    def meaning(self) -> dict[tirx.Var, Size]:
+        """Return the expression that each variable stands for."""
+        return {variable: size for size, variable in self._own}
+
 
 def is_static(*sizes: Any) -> bool:
     """Whether sizes are numbers."""

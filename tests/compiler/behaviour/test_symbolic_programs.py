@@ -35,6 +35,13 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
     return scores.view(-1, 4, 4).softmax(-1) @ windows
 
 
+def _masked(x: torch.Tensor) -> torch.Tensor:
+    """Return attention of all rows and one more, with a mask that a kernel computes."""
+    rows = torch.cat([x[:1] * 2, x])
+    rows = rows.view(1, 1, x.size(0) + 1, 6)
+    return F.scaled_dot_product_attention(rows, rows, rows, (rows @ rows.transpose(2, 3)).cos())
+
+
 @pytest.mark.parametrize(
     ("program", "shapes"),
     [
@@ -94,11 +101,16 @@ def _windows(x: torch.Tensor) -> torch.Tensor:
             id="a mask of four axes",
         ),
         pytest.param(_windows, [((8 * n, 6),) for n in LENGTHS], id="attention within windows"),
+        pytest.param(_masked, _rows(6), id="a computed mask"),
     ],
 )
 def test_one_program_serves_all_lengths(
     program: Callable[..., Any], shapes: Sequence[Sequence[tuple[int, ...]]]
 ) -> None:
+    _check(program, shapes)
+
+
+def _check(program: Callable[..., Any], shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
     compiled = tvmify(program, target="llvm", dynamic=None, strict=True, cache=False)
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
@@ -106,6 +118,43 @@ def test_one_program_serves_all_lengths(
             given = tuple(torch.randn(shape, generator=generator) for shape in call)
             assert_close_to_reference(compiled(*given), program, given)
     assert "serves sizes with" in str(compiled.explain())
+
+
+class _Later(nn.Module):
+    """A recurrent layer over all steps but the first; what follows is computed in its kernel."""
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.steps = kind(6, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.steps(x[:, 1:])[0][:, :, :5].relu()
+
+
+class _Spelled(nn.Module):
+    """A convolution over the letters of words: the number of words is a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.letters = nn.Conv1d(4, 6, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.letters(x.flatten(0, 1).transpose(1, 2)).relu().amax(2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        pytest.param(partial(_Later, nn.GRU), [((2, n + 1, 6),) for n in LENGTHS], id="gru"),
+        pytest.param(partial(_Later, nn.LSTM), [((2, n + 1, 6),) for n in LENGTHS], id="lstm"),
+        pytest.param(_Spelled, [((2, n, n + 2, 4),) for n in LENGTHS], id="convolution"),
+    ],
+)
+def test_layers_of_computed_sizes(
+    layer: Callable[[], nn.Module], shapes: Sequence[Sequence[tuple[int, ...]]]
+) -> None:
+    torch.manual_seed(0)
+    _check(layer().eval(), shapes)
 
 
 def test_the_rows_of_slices_of_several_items_are_one_number() -> None:

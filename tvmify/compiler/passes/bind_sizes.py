@@ -65,10 +65,11 @@ class Bindings:
         def replaced(part: Expr) -> Expr:
             if "int" not in str(part.ty.dtype):
                 return part
-            for size, symbol in self.compound:
-                found = _in_place_of(part, size, symbol)
-                if found is not None:
-                    return found
+            for as_part in (_in_place_of, _quotient_in_place_of):
+                for size, symbol in self.compound:
+                    found = as_part(part, size, symbol)
+                    if found is not None:
+                        return found
             return part
 
         def renamed(part: tirx.Var) -> Expr:
@@ -225,7 +226,8 @@ def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
 
     None if it is not that size, a multiple of it, or a sum of it and a number.
     """
-    if isinstance(part, (tirx.Add, tirx.Sub)) and not isinstance(size, tirx.Var):
+    is_sum = isinstance(part, (tirx.Add, tirx.Sub, tirx.FloorDiv))
+    if is_sum and not isinstance(size, tirx.Var):
         # TVM merges numbers: the last of `s0 * 2 - 4` rows is `s0 * 2 - 5`.
         more = sym.Analyzer().simplify(part - size)
         if isinstance(more, tirx.IntImm):
@@ -245,6 +247,24 @@ def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
     for factor in rest:
         result = result * factor
     return result
+
+
+def _quotient_in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
+    """As `_in_place_of`, if the size is a quotient, and the expression another of the same number.
+
+    TVM joins divisors: tiles of 2 of `(s0 - 3) // 4` rows are `(s0 - 7) // 8 + 1`.
+    """
+    if not isinstance(part, tirx.FloorDiv):
+        return None
+    quotient, more = (size.a, size.b) if isinstance(size, tirx.Add) else (size, 0)
+    if not (isinstance(quotient, tirx.FloorDiv) and sizes.is_static(more, quotient.b, part.b)):
+        return None
+    divisor = int(quotient.b)
+    difference = sym.Analyzer().simplify(part.a - quotient.a)
+    if not sizes.is_static(difference) or int(difference) % divisor or int(part.b) % divisor:
+        return None
+    more = int(difference) // divisor - int(more)
+    return tirx.floordiv(symbol + more if more else symbol, int(part.b) // divisor)
 
 
 def _factors(size: Expr) -> tuple[int, list[Expr]]:

@@ -10,6 +10,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.attention.template import Attention, Mask, choose, kernel, prepared
+from tvmify.compiler.kernels.common import legalizing
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.views import shape_of
@@ -38,9 +39,9 @@ def call_kernel(
         operands.append(mask if wanted == about.mask else transposed[mask, wanted])
         about = replace(about, mask=wanted)
     result = relax.TensorType(about.out, about.dtype)
-    own = about.with_sizes(sizes.Variables())
-    function = builder.add_func(kernel(own, plan, machine), "attention")
-    return relax.call_tir(function, operands, result)
+    own = sizes.Variables()
+    function = kernel(about.with_sizes(own), plan, machine)
+    return legalizing.call_kernel(builder, function, operands, own.meaning(), result, "attention")
 
 
 def _transpose(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
@@ -57,8 +58,8 @@ def _transpose(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
     )
     # The name that TE gives it, "main", is that of the program.
     copied = te.create_prim_func([given, transposed]).without_attr("global_symbol")
-    function = builder.add_func(copied, "turn_mask")
-    return relax.call_tir(function, [mask], relax.TensorType(wanted.shape, wanted.dtype))
+    result = relax.TensorType(wanted.shape, wanted.dtype)
+    return legalizing.call_kernel(builder, copied, [mask], own.meaning(), result, "turn_mask")
 
 
 def _sample(

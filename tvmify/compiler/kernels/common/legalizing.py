@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 
+import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.ir import Call, Expr, GlobalVar, Op
 
@@ -191,18 +192,44 @@ def call_template(
     }
     kernel = te.create_prim_func([*given, *hidden, result], "int64")
     kernel = kernel.without_attr("global_symbol").with_attrs(FUSIBLE)
-    # A size that no argument shows is computed from numbers that are passed, until `BindSizes`
-    # infers it.
-    numbers = {v for size in hidden.values() for v in sizes.variables_of(size)} - shown
-    numbers = sorted(numbers, key=lambda variable: variable.name)
-    kernel = kernel.specialize(
-        dict(zip(kernel.params[len(given) : -1], hidden.values(), strict=True))
-    )
-    parameters = [*kernel.params[: len(given)], *numbers, kernel.params[-1]]
+    parameters = [*kernel.params[: len(given)], kernel.params[-1]]
     kernel = tirx.PrimFunc(parameters, kernel.body, kernel.ret_type, kernel.attrs)
-    operands = relax.Tuple([*arguments, *numbers])
     kind = relax.TensorType(out, str(result.dtype))
-    return relax.call_tir(builder.add_func(kernel, name), operands, kind)
+    return call_kernel(builder, kernel, arguments, {**own.meaning(), **hidden}, kind, name)
+
+
+def call_kernel(
+    builder: relax.BlockBuilder,
+    kernel: tirx.PrimFunc,
+    arguments: Sequence[Expr],
+    meaning: Mapping[tirx.Var, Size],
+    results: relax.Type | Sequence[relax.Type],
+    name: str,
+) -> Expr:
+    """Call a kernel that is described with plain variables for the sizes of its tensors.
+
+    Kernels that are fused must agree on the shape of what they share, so it gets the caller's
+    sizes. Symbols that none of its arguments shows are passed as numbers, until `BindSizes` infers
+    them.
+
+    Parameters
+    ----------
+    meaning
+        What the variables stand for.
+    results
+        The type of its result, or of each result.
+    """
+    numbers: list[tirx.Var] = []
+    if meaning:
+        shown = {size for x in arguments for size in x.ty.shape if isinstance(size, tirx.Var)}
+        wanted = {v for size in meaning.values() for v in sizes.variables_of(size)} - shown
+        numbers = sorted(wanted, key=lambda variable: variable.name)
+        kernel = tvm_ffi.structural_map(kernel, [(tirx.Var, lambda v: meaning.get(v, v))])
+        place = len(arguments)
+        parameters = [*kernel.params[:place], *numbers, *kernel.params[place:]]
+        kernel = tirx.PrimFunc(parameters, kernel.body, kernel.ret_type, kernel.attrs)
+    operands = relax.Tuple([*arguments, *numbers])
+    return relax.call_tir(builder.add_func(kernel, name), operands, results)
 
 
 def _typed(shape: Iterable[Size]) -> list[Expr]:

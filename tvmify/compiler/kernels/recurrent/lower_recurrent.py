@@ -14,6 +14,7 @@ from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.legalizing import call_kernel
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.kernels.recurrent.plan import Plan, choose
 from tvmify.compiler.kernels.recurrent.rule import kernel
@@ -113,14 +114,15 @@ class _Recurrence:
         arguments = [self._projected(), weights, *(self._padded(state) for state in self.first)]
         if plan.kind == "gru":
             arguments.append(self._new_bias())
-        own = plan.with_sizes(sizes.Variables())
-        function = builder.add_func(kernel(own, reverse, cell), plan.kind)
+        own = sizes.Variables()
+        function = kernel(plan.with_sizes(own), reverse, cell)
         shapes = [(plan.steps, plan.batch, plan.padded), (plan.batch, plan.padded)]
         types = [relax.TensorType(shape, plan.dtype) for shape in shapes[: 1 + cell]]
-        if len(types) == 1:
-            results = [builder.emit(relax.call_tir(function, arguments, types[0]))]
-        else:
-            both = builder.emit(relax.call_tir(function, arguments, types))
+        out = types if cell else types[0]
+        call = call_kernel(builder, function, arguments, own.meaning(), out, plan.kind)
+        results = [builder.emit(call)]
+        if cell:
+            (both,) = results
             results = [builder.emit(relax.TupleGetItem(both, i)) for i in range(len(types))]
         return relax.Tuple([self._cut(result) for result in results])
 
