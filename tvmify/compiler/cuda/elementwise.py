@@ -21,6 +21,7 @@ from tvm_ffi import structural_walk
 
 from tvmify.compiler.cuda.gpus import MULTIPROCESSORS, VECTOR_DTYPES, WARP, vector_lanes
 from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.schedule import Schedule
 
 #: Threads of a block.
 _MOST_THREADS, _FEWEST_THREADS = 256, 64
@@ -37,7 +38,7 @@ class Elementwise(ScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule one block without reductions, if its last axis is contiguous in all tensors."""
         del target, tunable
-        sch = s_tir.Schedule(func)
+        sch = Schedule(func)
         infos = normalize_prim_func(sch)
         infos = None if infos is None else try_inline(sch, infos)
         if infos is None or len(infos) != 1 or not infos[0].is_injective():

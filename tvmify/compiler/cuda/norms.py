@@ -17,6 +17,7 @@ from tvm.target import Target
 
 from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, WARP, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.passes.rewriting import is_call
 from tvmify.compiler.passes.views import static_shape
 
@@ -135,7 +136,7 @@ class Norm(ScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a function: a block for each row, a thread for each vector of the row."""
         del target, tunable
-        sch = s_tir.Schedule(func)
+        sch = Schedule(func)
         added = find(sch, _SUM)
         total, squares, normed = (find(sch, name) for name in (_TOTAL, _SQUARES, _NORMED))
         if total is None or squares is None or normed is None:

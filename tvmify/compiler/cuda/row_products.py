@@ -15,6 +15,7 @@ from tvm.target import Target
 
 from tvmify.compiler.cuda.gpus import MULTIPROCESSORS, RESIDENT_THREADS, WARP, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.schedule import Schedule
 
 #: Name of the block in such kernels.
 ROW_PRODUCT = "row_product"
@@ -77,7 +78,7 @@ class RowProduct(ScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a product whose rows threads can share evenly."""
         del target, tunable
-        sch = s_tir.Schedule(func)
+        sch = Schedule(func)
         product = find(sch, ROW_PRODUCT)
         if product is None:
             return None

@@ -12,6 +12,7 @@ from tvmify.compiler.cuda.norms import Norm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.cuda.windows import Window
 from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.schedule import Schedule
 
 
 class UnevenRowProduct(ScheduleRule):
@@ -19,7 +20,7 @@ class UnevenRowProduct(ScheduleRule):
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a product of `tvmify.compiler.cuda.products`, with what was fused."""
-        is_one = find(s_tir.Schedule(func), ROW_PRODUCT) is not None
+        is_one = find(Schedule(func), ROW_PRODUCT) is not None
         return gpu.GEMV().apply(func, target, tunable) if is_one else None
 
 

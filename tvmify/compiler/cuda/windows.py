@@ -18,6 +18,7 @@ from tvmify.compiler.cuda.elementwise import moves_vectors, threads_for
 from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, vector_lanes
 from tvmify.compiler.kernels.common.loops import is_reduction_loop
 from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.schedule import Schedule
 
 #: Threads of a block where those of single elements need a bound, and the most that one reduces.
 _THREADS, _MOST = 256, 64
@@ -29,7 +30,7 @@ class Window(ScheduleRule):
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule the windows of a few adjacent results for each thread."""
         del target, tunable
-        sch = s_tir.Schedule(func)
+        sch = Schedule(func)
         infos = normalize_prim_func(sch)
         if infos is None or not infos[-1].is_reduction():
             return None

@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from tvmify.compiler.kernels.common.last_block import is_open_ended
 from tvmify.compiler.kernels.common.rewriting import names_of
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: dlight's attribute of scheduled functions.
@@ -49,7 +50,7 @@ class Rule(ScheduleRule):
         del tunable  # our rules choose without search
         if not self.anchors <= _blocks(func):
             return None
-        return self.schedule(s_tir.Schedule(func), Microarchitecture.of(target))
+        return self.schedule(Schedule(func), Microarchitecture.of(target))
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Transform the schedule in place and return it."""
@@ -110,7 +111,7 @@ class _InTurn(ScheduleRule):
                         continue
                     # Creating a schedule takes longer than most rules need to find no anchor.
                     if fresh is None or not fresh.mod["main"].same_as(func):
-                        fresh = s_tir.Schedule(func)
+                        fresh = Schedule(func)
                     schedule = rule.schedule(fresh, Microarchitecture.of(target))
                 else:
                     schedule = rule.apply(func, target, tunable)

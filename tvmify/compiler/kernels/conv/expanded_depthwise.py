@@ -31,6 +31,7 @@ from tvmify.compiler.kernels.common.legalizing import FUSIBLE, accumulator
 from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.kernels.common.prefetch import prefetches
 from tvmify.compiler.kernels.common.rewriting import names_of
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.conv import depthwise
 from tvmify.compiler.kernels.conv.channelwise import WINDOW, ranked_pixels
 from tvmify.compiler.kernels.conv.windows import Window
@@ -115,7 +116,7 @@ class ExpandedDepthwise:
             return None
         if product.PARTIAL in blocks[0]:
             return None
-        one, other = s_tir.Schedule(first), s_tir.Schedule(second)
+        one, other = Schedule(first), Schedule(second)
         tile = other.get(other.get_sblock(depthwise.TILE))
         window = Window.from_numbers(tile.annotations[WINDOW])
         inline_producers(other, depthwise.TILE)

@@ -17,6 +17,7 @@ from tvmify.compiler.kernels.common.inlining import total_work
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective
 from tvmify.compiler.kernels.common.rewriting import rewrite
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.chain import Chain
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -48,7 +49,7 @@ class Handwritten(Rule):
         function = sch.mod["main"]
         if len(blocks_of(sch)) > 1:
             function = _with_epilogue(sch, self.name, machine)
-        return s_tir.Schedule(function.with_attr(STORES_TWICE, True) if self.again else function)
+        return Schedule(function.with_attr(STORES_TWICE, True) if self.again else function)
 
 
 def _with_epilogue(sch: s_tir.Schedule, name: str, machine: Microarchitecture) -> tirx.PrimFunc:
@@ -59,7 +60,7 @@ def _with_epilogue(sch: s_tir.Schedule, name: str, machine: Microarchitecture) -
     """
     function = sch.mod["main"]
     anchor, others = _apart(function, name)
-    rest = s_tir.Schedule(_with_body(function, others))
+    rest = Schedule(_with_body(function, others))
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     place = names.index(name)
     for before in names[:place]:  # which the chain reads, and the kernel does not

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tvm
 import tvm_ffi
-from tvm import relax, s_tir, tirx
+from tvm import relax, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.kernels.common.inlining import inline_cheap
@@ -19,6 +19,7 @@ from tvmify.compiler.kernels.common.loops import (
     iterations,
     kinds,
 )
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import join_calls
 
@@ -85,7 +86,7 @@ def _type(parameter: tirx.Var) -> relax.TensorType:
 
 def _reads_each_once(function: tirx.PrimFunc, place: int) -> bool:
     """Whether a parameter is read by one reduction alone, and each element by one of its steps."""
-    sch, parameter = s_tir.Schedule(function), function.params[place]
+    sch, parameter = Schedule(function), function.params[place]
     readers = [
         block
         for block in blocks_of(sch)
@@ -99,7 +100,7 @@ def _reads_each_once(function: tirx.PrimFunc, place: int) -> bool:
 
 def _is_elementwise(function: tirx.PrimFunc) -> bool:
     """Whether each element is computed from those at its own place, as in a broadcast."""
-    sch = s_tir.Schedule(function)
+    sch = Schedule(function)
     inline_cheap(sch)
     blocks = blocks_of(sch)
     if len(blocks) != 1 or not is_injective(sch, blocks[0]):

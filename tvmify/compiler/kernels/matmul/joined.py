@@ -29,6 +29,7 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs, plan
@@ -190,4 +191,4 @@ def _with_rows_numbered(sch: s_tir.Schedule, last: SBlockRV) -> s_tir.Schedule:
     )
     sch.transform_block_layout(last, numbered)
     # The sums are read at ``row // 17 * 17 + row % 17``, where TVM recognizes no tiles, either.
-    return s_tir.Schedule(tirx.transform.StmtSimplify()(sch.mod))
+    return Schedule(tirx.transform.StmtSimplify()(sch.mod))

@@ -12,6 +12,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
 )
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.conv.winograd.any_size import CUT
 from tvmify.compiler.kernels.conv.winograd.redo import redo_spoilt_tiles
 from tvmify.compiler.kernels.conv.winograd.rule import in_registers, schedule_tile
@@ -82,7 +83,7 @@ class WinogradResults(Rule):
         schedule_tile(sch, store, vector)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
-        return s_tir.Schedule(redo_spoilt_tiles(sch.mod["main"]))
+        return Schedule(redo_spoilt_tiles(sch.mod["main"]))
 
 
 def _cut(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> tuple[int, int, int]:

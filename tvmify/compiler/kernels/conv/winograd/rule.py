@@ -37,6 +37,7 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.conv.winograd.redo import redo_spoilt_tiles
 from tvmify.compiler.kernels.conv.winograd.template import (
     ANCHOR,
@@ -101,7 +102,7 @@ class WinogradConvolution(Rule):
             vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
-        return s_tir.Schedule(redo_spoilt_tiles(sch.mod["main"]))
+        return Schedule(redo_spoilt_tiles(sch.mod["main"]))
 
 
 def schedule_tile(
