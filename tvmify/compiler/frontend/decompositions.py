@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._export.utils import (
@@ -18,6 +18,7 @@ from torch.export import ExportedProgram, exported_program
 from tvmify.compiler.frontend.constants import fold_constants
 from tvmify.compiler.frontend.decomposed_attention import recognize_attention
 from tvmify.compiler.frontend.einsum import einsum
+from tvmify.compiler.frontend.expansion import Rules, expand
 from tvmify.compiler.frontend.fast_paths import multi_head_attention, transformer_encoder_layer
 from tvmify.compiler.frontend.refusals import (
     refuse_errors,
@@ -30,8 +31,6 @@ from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors
 
 aten = torch.ops.aten
-
-_Table: TypeAlias = dict[torch._ops.OperatorBase, Callable[..., Any]]
 
 #: Operators that torch would decompose but that are kept: their converters tell the schedules more
 #: (one matmul, one attention) than the twenty operators inside.
@@ -153,10 +152,11 @@ def decompose(program: ExportedProgram) -> Decomposed:
 
 def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
     composite, table = _tables()
-    # As `ExportedProgram.run_decompositions` with a table, but without searching all operators of
-    # torch for ones to keep, which takes longer than a small program.
     with recurrent_shapes():
-        program = exported_program._decompose_exported_program(
+        expanded = expand(program, composite, table)
+        # As `ExportedProgram.run_decompositions` with a table, but without searching all operators
+        # of torch for ones to keep, which takes longer than a small program.
+        program = expanded or exported_program._decompose_exported_program(
             program,
             cia_to_decomp=dict(composite),
             python_decomp_table=dict(table),
@@ -169,7 +169,7 @@ def _in_core_aten(program: ExportedProgram) -> ExportedProgram:
 
 
 @functools.cache
-def _tables() -> tuple[_Table, _Table]:
+def _tables() -> tuple[Rules, Rules]:
     """Return our rules for composite operators, and those for all others."""
     # Only ATen's part: reading the whole table visits the operators of every library, none of them
     # ours, and takes a tenth of a second each time.
@@ -180,6 +180,8 @@ def _tables() -> tuple[_Table, _Table]:
     for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
         table[operator] = _adaptive_mean
         ours.add(operator)
+    # A copy of a literal, as a recording of the whole program has it.
+    table[aten.lift_fresh_copy.default] = aten.clone.default
     table[aten.einsum.default] = einsum
     table[aten.take.default] = _take
     ours |= {aten.einsum.default, aten.take.default}
