@@ -249,6 +249,10 @@ def _rounded_quotient(expression: Any) -> Size | None:
     match expression.args[0]:
         case functions.IntTrueDiv(args=(size, sympy.Integer() as divisor)) if divisor > 0:
             factor = Fraction(1, int(divisor))
+        case functions.FloatTrueDiv(
+            args=(functions.ToFloat(args=(size,)), sympy.Float() as divisor)
+        ) if abs(float(divisor)) == 1:  # as of the elements of `arange(n - 1, -1, -1.0)`
+            return _size(sympy.expand(size * int(divisor)))
         case sympy.Mul(args=(sympy.Float() as number, functions.ToFloat(args=(size,)))):
             factor = Fraction(float(number))
         case _:

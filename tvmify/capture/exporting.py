@@ -47,6 +47,7 @@ from tvmify.torch_compat.literals import known_literals
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
+from tvmify.torch_compat.sizes_as_arguments import KeepingSizes
 from tvmify.torch_compat.symbols import SYMBOLS
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
@@ -161,6 +162,7 @@ def _export(
         refusing_seeds(),
         recurrent_shapes(),
         answering_as_eager(),
+        KeepingSizes() if varying.axes else contextlib.nullcontext(),
     ):
         try:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)

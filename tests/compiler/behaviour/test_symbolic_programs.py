@@ -42,6 +42,20 @@ def _masked(x: torch.Tensor) -> torch.Tensor:
     return F.scaled_dot_product_attention(rows, rows, rows, (rows @ rows.transpose(2, 3)).cos())
 
 
+def _causal(x: torch.Tensor) -> torch.Tensor:
+    """Return attention with a mask that the program makes of ones."""
+    hidden = ~torch.tril(torch.ones(x.size(0), x.size(0), dtype=torch.bool))
+    scores = (x @ x.T)[None].masked_fill(hidden, -torch.inf)
+    return scores.softmax(-1) @ x[None]
+
+
+def _graph(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return a matrix that is written at computed rows and columns."""
+    rows, columns = x.argmax(1), y.argmax(1)
+    matrix = x.new_zeros(x.size(0) + 8, y.size(0) + 8)
+    return matrix.index_put((rows, columns), x[:, 0] + 1) @ y.new_ones(y.size(0) + 8)
+
+
 @pytest.mark.parametrize(
     ("program", "shapes"),
     [
@@ -102,6 +116,13 @@ def _masked(x: torch.Tensor) -> torch.Tensor:
         ),
         pytest.param(_windows, [((8 * n, 6),) for n in LENGTHS], id="attention within windows"),
         pytest.param(_masked, _rows(6), id="a computed mask"),
+        pytest.param(_causal, _rows(6), id="a causal mask of ones"),
+        pytest.param(_graph, _two(lambda n: n), id="a matrix"),
+        pytest.param(
+            lambda x: x.sum() + torch.arange(x.size(0) - 1, -x.size(0), -1.0).cos(),
+            _rows(6),
+            id="distances",
+        ),
     ],
 )
 def test_one_program_serves_all_lengths(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -10,19 +13,45 @@ from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import Array, random
 
 
-@pytest.mark.parametrize(("first", "step"), [(1, 2), (5, 4)])
-def test_rows_that_are_a_quotient_are_the_rows_of_a_product(first: int, step: int) -> None:
+def _second(builder: relax.BlockBuilder, x: Any) -> Any:
+    return relax.op.strided_slice(x, [0], [1], [x.ty.shape[0]], [2])
+
+
+def _fourth(builder: relax.BlockBuilder, x: Any) -> Any:
+    return relax.op.strided_slice(x, [0], [5], [x.ty.shape[0]], [4])
+
+
+def _distances(builder: relax.BlockBuilder, x: Any) -> Any:  # of positions from one another
+    count = x.ty.shape[0] * 2
+    rows = builder.emit(relax.op.reshape(x, [count, 16]))
+    return relax.op.strided_slice(rows, [0], [1], [count])
+
+
+def _patches(builder: relax.BlockBuilder, x: Any) -> Any:  # of an image of any size, and a token
+    rows = builder.emit(relax.op.reshape(x, [x.ty.shape[0] * x.ty.shape[1], 16]))
+    return relax.op.nn.pad(rows, [1, 0, 0, 0])
+
+
+ROWS: list[tuple[Any, tuple[int | str, ...], Callable[[Array], Array]]] = [
+    (_second, ("s", 16), lambda x: x[1::2]),
+    (_fourth, ("s", 16), lambda x: x[5::4]),
+    (_distances, ("s", 2, 16), lambda x: x.reshape(-1, 16)[1:]),
+    (_patches, ("s", "t", 16), lambda x: np.pad(x.reshape(-1, 16), ((1, 0), (0, 0)))),
+]
+
+
+@pytest.mark.parametrize(("rows", "shape", "reference"), ROWS)
+def test_computed_rows_are_the_rows_of_a_product(
+    rows: Any, shape: tuple[int | str, ...], reference: Callable[[Array], Array]
+) -> None:
     weight = random(16, 48, seed=0)
 
-    def some_rows(builder: relax.BlockBuilder, x: relax.Expr, w: relax.Expr) -> relax.Expr:
-        rows = relax.op.strided_slice(x, [0], [first], [x.ty.shape[0]], [step])
-        product = builder.emit(relax.op.matmul(builder.emit(rows), w))
-        return relax.op.add(product, relax.const(1.0))
+    def described(builder: relax.BlockBuilder, x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        chosen = builder.emit(rows(builder, x))
+        return relax.op.add(builder.emit(relax.op.matmul(chosen, w)), relax.const(1.0))
 
-    def reference(x: Array, w: Array) -> Array:
-        return np.asarray(x[first::step] @ w + 1)
-
-    program = symbolic.build(some_rows, [(("s", 16), "float32")], [weight])
+    program = symbolic.build(described, [(shape, "float32")], [weight])
     assert "matmul" in program.rules
-    for count in (6, 9, 10, 33, 97):
-        symbolic.check(program, reference, [random(count, 16, seed=1)], [weight], tolerance=1e-5)
+    for size in (6, 9, 10, 33, 97):
+        x = random(*({"s": size, "t": 7}.get(n, n) for n in shape), seed=1)
+        symbolic.check(program, lambda x, w: reference(x) @ w + 1, [x], [weight], tolerance=1e-5)

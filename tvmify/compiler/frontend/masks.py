@@ -95,6 +95,8 @@ def _look(
     program: ExportedProgram, mask: fx.Node, holds: Callable[[int, torch.Tensor], bool]
 ) -> bool:
     shape = (1, 1, *_shape(mask))
+    if not all(isinstance(size, int) for size in shape):
+        return False
     step = max(1, _AT_A_TIME // max(1, math.prod(shape[:-2]) * shape[-1]))
     for first in range(0, shape[-2], step):
         rows = _rows(program, mask, first, min(first + step, shape[-2]))

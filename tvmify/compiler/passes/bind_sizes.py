@@ -20,6 +20,8 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 T = TypeVar("T")
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+#: Factors of sizes that TVM cancels with a divisor.
+_FACTORS = (2, 3, 4)
 _COMPOUND = (tirx.Mul, tirx.Add, tirx.Sub, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 
 
@@ -226,12 +228,12 @@ def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
 
     None if it is not that size, a multiple of it, or a sum of it and a number.
     """
-    is_sum = isinstance(part, (tirx.Add, tirx.Sub, tirx.FloorDiv))
+    is_sum = isinstance(part, (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv))
     if is_sum and not isinstance(size, tirx.Var):
         # TVM merges numbers: the last of `s0 * 2 - 4` rows is `s0 * 2 - 5`.
-        more = sym.Analyzer().simplify(part - size)
-        if isinstance(more, tirx.IntImm):
-            return symbol + more if int(more) else symbol
+        more = _difference(part, size)
+        if more is not None:
+            return _shifted(symbol, more)
     if not isinstance(size, tirx.Mul):
         return symbol if tvm_ffi.structural_equal(part, size) else None
     number, rest = _factors(part)
@@ -250,21 +252,34 @@ def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
 
 
 def _quotient_in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
-    """As `_in_place_of`, if the size is a quotient, and the expression another of the same number.
+    """As `_in_place_of`, if the expression is a quotient of the size, or of the same number.
 
-    TVM joins divisors: tiles of 2 of `(s0 - 3) // 4` rows are `(s0 - 7) // 8 + 1`.
+    TVM joins divisors and cancels factors: tiles of 2 of `(s0 - 3) // 4` rows are
+    `(s0 - 7) // 8 + 1`, and tiles of 12 of `s0 * 2 - 1` rows are `(s0 - 1) // 6 + 1`.
     """
-    if not isinstance(part, tirx.FloorDiv):
+    if not isinstance(part, tirx.FloorDiv) or not sizes.is_static(part.b):
         return None
     quotient, more = (size.a, size.b) if isinstance(size, tirx.Add) else (size, 0)
-    if not (isinstance(quotient, tirx.FloorDiv) and sizes.is_static(more, quotient.b, part.b)):
-        return None
-    divisor = int(quotient.b)
-    difference = sym.Analyzer().simplify(part.a - quotient.a)
-    if not sizes.is_static(difference) or int(difference) % divisor or int(part.b) % divisor:
-        return None
-    more = int(difference) // divisor - int(more)
-    return tirx.floordiv(symbol + more if more else symbol, int(part.b) // divisor)
+    if isinstance(quotient, tirx.FloorDiv) and sizes.is_static(more, quotient.b):
+        divisor, difference = int(quotient.b), _difference(part.a, quotient.a)
+        if difference is None or difference % divisor or int(part.b) % divisor:
+            return None
+        return _shifted(symbol, difference // divisor - int(more)) // (int(part.b) // divisor)
+    for factor in _FACTORS:
+        difference = _difference(part.a * factor, size)
+        if difference is not None:
+            return _shifted(symbol, difference) // (int(part.b) * factor)
+    return None
+
+
+def _difference(a: Expr, b: Expr) -> int | None:
+    """Return the difference of two expressions if it is a number."""
+    found = sym.Analyzer().simplify(a - b)
+    return int(found) if isinstance(found, tirx.IntImm) else None
+
+
+def _shifted(symbol: tirx.Var, more: int) -> Expr:
+    return symbol + more if more else symbol
 
 
 def _factors(size: Expr) -> tuple[int, list[Expr]]:

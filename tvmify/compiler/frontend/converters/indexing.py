@@ -190,7 +190,7 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     extents = importer.shape(index)
 
-    def offsets(where: te.Tensor) -> te.Tensor:
+    def offsets(where: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
         def element(*i: Any) -> Any:
             return _flat(shape, (*i[:axis], where(*i), *i[axis + 1 :]))
 
@@ -207,7 +207,7 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     else:
         part = importer.emit(relax.op.full(list(extents), importer.tensor(values, dtype)))
     add = "add" in str(node.target)
-    return _write(importer, source, importer.emit_te(offsets, at), part, 0, add)
+    return _write(importer, source, importer.emit_te(offsets, at, list(shape)), part, 0, add)
 
 
 @converts("index_put.default")
@@ -227,16 +227,16 @@ def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
     at = [positions(importer, indices[a], source, a, wrap=True) for a in indexed]  # type: ignore[index]
     common = _broadcast_shape([importer.shape(index) for index in chosen])
 
-    def offsets(*where: te.Tensor) -> te.Tensor:
+    def offsets(shape: Sequence[Any], *where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             places = (_broadcast(w, i[first:]) for w in where)
-            return _flat(shape[:last], (*i[:first], *places))
+            return _flat(shape, (*i[:first], *places))
 
         return te.compute([*shape[:first], *common], element, name="offsets")
 
     written = [*shape[:first], *common, *shape[last:]]
     part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
-    runs = importer.emit_te(offsets, *at)
+    runs = importer.emit_te(offsets, list(shape[:last]), *at)
     return _write(importer, source, runs, part, len(shape) - last, add)
 
 
