@@ -65,6 +65,8 @@ class NotCompiled(TvmifyError):
         As given.
     parts_may_compile
         Whether parts of the program may be compiled although the whole cannot.
+    read
+        Names of the module's buffers whose values led here; with others, it may be compiled.
 
     Examples
     --------
@@ -75,6 +77,7 @@ class NotCompiled(TvmifyError):
     """
 
     parts_may_compile: bool = False
+    read: tuple[str, ...] = ()
 
     def __init__(self, reason: str, next_step: str) -> None:
         super().__init__(f"{reason}. {next_step}")
@@ -227,6 +230,12 @@ class TracedElsewhere(NotCompiled):
     """
 
 
+_SETS_ATTRIBUTES = (
+    "Calls that change nothing run compiled. If every call changes something, the modules that "
+    "forward calls are compiled instead."
+)
+
+
 class UnsupportedOperator(NotCompiled):
     """The program uses operators, or an effect, that the compiler does not support.
 
@@ -249,10 +258,12 @@ class UnsupportedOperator(NotCompiled):
     ) -> None:
         self.operators = tuple(sorted(set(operators)))
         self.detail = detail
-        super().__init__(
-            f"TVM cannot compile {', '.join(self.operators)}" + (f": {detail}" if detail else ""),
-            next_step,
+        reason = f"TVM cannot compile {', '.join(self.operators)}" + (
+            f": {detail}" if detail else ""
         )
+        if detail and self.operators == (SET_ATTRIBUTE,):
+            reason, next_step = detail, _SETS_ATTRIBUTES
+        super().__init__(reason, next_step)
         # the regions between side effects, if these are the obstacle
         self.parts_may_compile = self.sets_attributes or PRINT in self.operators
 

@@ -32,6 +32,8 @@ class Program(abc.ABC):
     constants
         Tensors of closures and globals, whose elements are part of the fingerprint. Once one is
         written to, the program is stale.
+    read
+        Dotted names of buffers of one element whose values decided what was recorded.
     may_draw
         Whether it may draw random numbers; true if in doubt.
     asks_for_layout
@@ -47,6 +49,7 @@ class Program(abc.ABC):
     fingerprint: str
     weights: tuple[str, ...]
     constants: tuple[torch.Tensor, ...] = ()
+    read: tuple[str, ...] = ()
     may_draw: bool = False
     asks_for_layout: bool = False
     asks_for_identity: bool = False

@@ -247,8 +247,13 @@ class Miss:
             program = recorded.peek(place)
         if program is not None and program.accepts(args, kwargs):
             return program.of(owner)
-        with on_miss.capturing(options):
-            program = capture(owner, args, kwargs, varying)
+        try:
+            with on_miss.capturing(options):
+                program = capture(owner, args, kwargs, varying)
+        except NotCompiled as reason:
+            self._module.admit_reads(reason.read)
+            raise
+        self._module.admit_reads(program.read)
         self._module.hold_constants(program)
         if program.method == "torchscript":
             state.scripted = program.of(None)  # it serves every signature

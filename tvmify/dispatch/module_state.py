@@ -82,6 +82,8 @@ class ModuleState:
         self._own_attributes: set[str] = set()
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
+        # Names of buffers whose values programs depend on.
+        self._read: set[str] = set()
         # Tensors of closures and globals that captured programs hold by value.
         self._constants: list[torch.Tensor] = []
         self._constants_guard: Guard | None = None
@@ -147,6 +149,7 @@ class ModuleState:
         self._own_changes = 0
         self._own_attributes.clear()
         self._written.clear()
+        self._read.clear()
         self.current = State(next(self._numbers))
         self._constants.clear()
         self._constants_guard = None
@@ -193,6 +196,13 @@ class ModuleState:
         self.watched = self._watch()
         return True
 
+    def admit_reads(self, names: tuple[str, ...]) -> None:
+        """Make the values of these buffers a part of the state, since forward branches on them."""
+        if not self._read.issuperset(names):
+            self._read.update(names)
+            self.watched = self._watch()
+            self._states = {self.watched.state: self.current}
+
     def _watch(self) -> Watched:
         own_hooks = self._subject.calls_itself
         module = self._subject.module()
@@ -201,6 +211,7 @@ class ModuleState:
             self._constants,
             self.written(),
             unwatched=self._own_attributes,
+            read=self._read,
             own_hooks=own_hooks,
         )
 

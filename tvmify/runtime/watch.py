@@ -134,6 +134,7 @@ def watch(
     written: Sequence[torch.Tensor] = (),
     *,
     unwatched: Collection[str] = (),
+    read: Collection[str] = (),
     own_hooks: bool = False,
 ) -> Watched:
     """Record a module's state, and create a guard for it.
@@ -149,10 +150,12 @@ def watch(
         may change.
     unwatched
         Dotted names of attributes, parameters and buffers that may change, if they hold no module.
+    read
+        Dotted names of buffers of one element whose values are part of the state.
     own_hooks
         Also watch the hooks of the module itself; those of its submodules are always watched.
     """
-    watching = _Watching(constants, unwatched)
+    watching = _Watching(constants, unwatched, read)
     for part in parts(module) if module is not None else ():
         watching.add(part, has_hooks=bool(part.path) or own_hooks)
     watching.add_hooks_of_all()
@@ -162,7 +165,12 @@ def watch(
 class _Watching:
     """Collects what `watch` returns."""
 
-    def __init__(self, constants: Sequence[torch.Tensor], unwatched: Collection[str]) -> None:
+    def __init__(
+        self,
+        constants: Sequence[torch.Tensor],
+        unwatched: Collection[str],
+        read: Collection[str] = (),
+    ) -> None:
         self._slots: list[tuple[dict[Any, Any], Any, Any]] = []
         self._sizes: list[tuple[dict[Any, Any], int]] = []
         self._collections: list[tuple[Any, tuple[Any, ...]]] = []
@@ -170,6 +178,7 @@ class _Watching:
         self._classes: dict[type, None] = {}
         self._tensors = list(constants)
         self._unwatched = unwatched
+        self._read = read
         self._identities: dict[str, int] = {}
         self._state: list[tuple[str, Hashable]] = []
         self._aliases: dict[Hashable, int] = {}
@@ -276,6 +285,8 @@ class _Watching:
             # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
             comparable = comparable, alias if part.is_named else ByIdentity(value)
+            if part.attribute(name) in self._read and value.numel() == 1:
+                comparable = comparable, value.item()
         elif (settings := settings_in(value)) is not None:
             comparable = settings.value
             for collection in settings.collections:

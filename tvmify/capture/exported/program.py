@@ -27,12 +27,19 @@ from tvmify.capture.exporting import (
 from tvmify.capture.nested import refuse_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout
+from tvmify.capture.recorded import RecordedGraph
 from tvmify.capture.side_effects import refusing_effects
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
 from tvmify.capture.varying import STATIC, Varying, shapes_of
-from tvmify.errors import SET_ATTRIBUTE, UnsupportedInput, UnsupportedOperator
+from tvmify.errors import (
+    SET_ATTRIBUTE,
+    NotCompiled,
+    UnsupportedInput,
+    UnsupportedOperator,
+)
 from tvmify.signature import repetitions
+from tvmify.torch_compat.known_buffers import known_buffers
 from tvmify.torch_compat.tracing import tracing
 
 
@@ -72,6 +79,7 @@ class TracedProgram(Program):
         self._varying = varying.recorded()
         self._owner = callable_
         names: dict[TensorIdentity, str] = {}
+        read: set[str] = set()
         if isinstance(callable_, torch.nn.Module):
             module = twin(callable_)
             for name, tensor in tensor_names(callable_):
@@ -79,7 +87,7 @@ class TracedProgram(Program):
             for part in module.modules():
                 make_buffers(part)  # otherwise recording would write to them
             refuse_nested_tensors(module)
-            watch = partial(_watched, callable_)
+            watch = partial(_watched, callable_, read)
         else:
             module, watch = FunctionModule(callable_), _unwatched
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
@@ -87,8 +95,13 @@ class TracedProgram(Program):
         repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
         call = RecordedCall(args, kwargs, repeated, varying)
         call.attach(module, watch)
-        with tracing(), refusing_effects(callable_):
-            exported = export(module, call.args, call.kwargs, varying)
+        try:
+            with tracing(), refusing_effects(callable_):
+                exported = export(module, call.args, call.kwargs, varying)
+        except NotCompiled as error:
+            error.read = tuple(sorted(read))
+            raise
+        self.read = tuple(sorted(read))
         self.constants = tuple(name_attributes(exported, names))
         self.is_general = has_symbols(exported)
         if not self.is_general:
@@ -133,12 +146,16 @@ class TracedProgram(Program):
         return [resolve(self._owner, name) for name in self.weights]
 
 
-def _watched(original: torch.nn.Module, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+def _watched(
+    original: torch.nn.Module, read: set[str], module: torch.nn.Module, run: Callable[[], Any]
+) -> Any:
     """Refuse what a recorded forward must not do. Checked inside the call, since ``torch.export``
     restores the attributes afterwards.
     """
     buffers = dict(module.named_buffers())
-    with NoRealWrites():
+    # a graph of Dynamo's is shared by modules whose buffers may differ
+    known = {} if isinstance(original, RecordedGraph) else dict(tensor_names(original))
+    with NoRealWrites(), known_buffers(buffers, known, read):
         result = run()
     _refuse_changes(original, module, buffers)
     return result
