@@ -1,8 +1,12 @@
 """A twin shares tensors with its module, and nothing that either could write to."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor, nn
 
+from tvmify import TvmifyWarning, tvmify
 from tvmify.capture import capture
 from tvmify.capture.twin import changed_attribute, twin
 
@@ -120,3 +124,26 @@ def test_recorded_module_keeps_its_class_name() -> None:
     program = capture(Named(), (x,), {})
     assert program.method == "export"
     assert torch.equal(program.export((x,), {}).module()(x), x * 3)
+
+
+class Detector(nn.Module):
+    """Its class has the attribute, too, as the heads of YOLO have ``anchors``."""
+
+    anchors = torch.empty(0)
+
+    def forward(self, x, *rest):  # which TorchScript does not know
+        if self.anchors.shape != x.shape:
+            self.anchors = torch.ones_like(x) * 2
+        return x * self.anchors
+
+
+def test_a_tensor_attribute_may_hide_one_of_the_class() -> None:
+    net = Detector().eval()
+    fast: Any = tvmify(net, cache=False)
+    x = torch.arange(3.0)
+    with pytest.warns(TvmifyWarning, match="forward sets the attribute anchors"):
+        assert torch.equal(fast(x), x * 2)
+    assert torch.equal(fast(x + 1), (x + 1) * 2)
+    fast.anchors = torch.full((3,), 5.0)
+    assert torch.equal(fast(x), x * 5)
+    assert (fast.cache_info().builds, fast.cache_info().eager) == (1, 1)

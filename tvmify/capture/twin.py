@@ -63,12 +63,14 @@ def with_forward(cls: type[torch.nn.Module], forward: Callable[..., Any]) -> typ
 
 
 def make_buffers(module: torch.nn.Module) -> None:
-    """Turn tensors that are plain attributes of a twin into non-persistent buffers."""
+    """Turn tensors that are plain attributes of a twin into non-persistent buffers, except those
+    whose class has an attribute of the same name, which would hide the buffer.
+    """
     if isinstance(module, torch.jit.ScriptModule):
         return
     hidden = hidden_names(module)
     for name, value in list(vars(module).items()):
-        if type(value) is torch.Tensor and name not in hidden:
+        if type(value) is torch.Tensor and name not in hidden and not hasattr(type(module), name):
             del vars(module)[name]
             module.register_buffer(name, value, persistent=False)
 
@@ -97,6 +99,8 @@ def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str
                 continue
             if key == "_buffers" or key in tensors:
                 same = tensors == _buffer_names(ours)
+                if key not in ("_buffers", *ours._buffers):  # one that `make_buffers` left
+                    same = same and now.get(key) is before.get(key)
             elif key in ("_parameters", "_modules"):
                 same = now[key].keys() == before[key].keys()
             else:
