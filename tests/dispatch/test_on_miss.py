@@ -22,7 +22,7 @@ from torch import nn
 from tests.threads import together
 from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, compiler
 from tvmify import tvmify as decorate
-from tvmify.dispatch import background, load_or_build, on_miss
+from tvmify.dispatch import background, load_or_build, miss, on_miss
 from tvmify.dispatch.background import Job, Worker
 from tvmify.errors import warn
 
@@ -84,21 +84,26 @@ def assert_same(fast: Any, x: torch.Tensor = X, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("on_miss", ["build", "background"])
-def test_only_foreground_builds_pause_garbage_collection(
+def test_captures_and_foreground_builds_pause_garbage_collection(
     on_miss: str, worker: OnDemand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
+    seen: dict[str, bool] = {}
 
-    def compile_and_see(*args: Any, **options: Any) -> Any:
-        seen.append(gc.isenabled())
-        return compiled(*args, **options)
+    def watch(place: Any, name: str) -> None:
+        function = getattr(place, name)
 
-    compiled = compiler.compile
-    monkeypatch.setattr(compiler, "compile", compile_and_see)
+        def watched(*args: Any, **options: Any) -> Any:
+            seen[name] = gc.isenabled()
+            return function(*args, **options)
+
+        monkeypatch.setattr(place, name, watched)
+
+    watch(miss, "capture")
+    watch(compiler, "compile")
     fast = decorate(Net().eval(), on_miss=on_miss, cache=False)
     fast(X)
     worker.work()
-    assert seen == [on_miss == "background"]
+    assert seen == {"capture": False, "compile": on_miss == "background"}
     assert gc.isenabled()
 
 

@@ -55,6 +55,7 @@ from tvmify.runtime import (
 from tvmify.signature import Signature
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
+from tvmify.system.garbage import uncollected
 from tvmify.system.signals import check_interrupted
 from tvmify.torch_compat.saved_tensors import without_saved_tensors_hooks
 
@@ -248,7 +249,7 @@ class Miss:
         if program is not None and program.accepts(args, kwargs):
             return program.of(owner)
         try:
-            with on_miss.capturing(options):
+            with on_miss.capturing(options), uncollected():
                 program = capture(owner, args, kwargs, varying)
         except NotCompiled as reason:
             self._module.admit_reads(reason.read)

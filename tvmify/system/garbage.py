@@ -1,8 +1,8 @@
 """No garbage collection while a call waits for its program.
 
-A build creates millions of objects, but few unreachable cycles: 15 to 20 MB in all. Each full
-collection also traverses the objects of torch, SymPy and TVM, and all of them together took a tenth
-of a first call.
+A capture and a build create millions of objects, but few unreachable cycles: 15 to 20 MB in all.
+Each full collection also traverses the objects of torch, SymPy and TVM, and all of them together
+took a tenth of a first call.
 """
 
 from __future__ import annotations
