@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tvmify import tvmify
 from tvmify.capture import Limits, Varying, capture
 from tvmify.signature import Signature
 from tvmify.torch_compat.symbols import identities_of
@@ -70,6 +72,39 @@ def test_a_branch_on_a_size_is_a_guard() -> None:
     (value,) = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
     env = value.shape[1].node.shape_env
     assert any("Mod" in str(guard.expr) for guard in env.guards)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, **_: x * len(str(x.shape)),
+        lambda x, **_: {f"{x.shape[0]:>4d} {x.shape[0] / 2:.1f} {x.shape[0] > 6}": x * 2},
+        lambda x, **_: x * 2 if isinstance(x.shape[0], int) else x * 3,
+        lambda x, **_: x * 2 if isinstance(x.shape[0] / 2, float) else x * 3,
+    ],
+)
+@torch.no_grad()
+def test_sizes_are_numbers_to_forward(function: Callable[..., Any]) -> None:
+    fast = tvmify(function, cache=False)
+    for size in (3, 5, 12):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(fast(x), function(x), rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_programs_that_differ_in_what_they_assume_are_told_apart() -> None:
+    """An assertion about a size is no operator, but it is part of the program."""
+
+    def limited(x: torch.Tensor, **_: Any) -> torch.Tensor:
+        assert x.shape[0] < 6, f"got {x.shape}"
+        return x * 2
+
+    unlimited, fast = tvmify(lambda x, **_: x * 2), tvmify(limited)
+    for size in (3, 5):
+        unlimited(torch.zeros(size, 4))
+        fast(torch.zeros(size, 4))
+    with pytest.raises(AssertionError, match=r"got torch.Size\(\[12, 4\]\)"):
+        fast(torch.zeros(12, 4))
 
 
 def test_limits_bound_a_symbol() -> None:

@@ -99,6 +99,23 @@ def symbol_names(program: ExportedProgram) -> dict[str, str]:
     return canonical_names({leaf: tuple(map(_size, shape)) for leaf, shape in leaves.items()})
 
 
+def assumptions(program: ExportedProgram) -> list[str]:
+    """Describe what a recording assumes about its sizes, in torch's names of symbols. Code that
+    raises an error for some sizes records no operator for that.
+    """
+    environment = _environment(program)
+    if environment is None:
+        return []
+    found = {
+        f"{size} in {environment.var_to_range[size]}"
+        for shape in _leaves(program).values()
+        for size in shape
+        if isinstance(size, sympy.Symbol)
+    }
+    guards = (guard.expr.xreplace(environment.replacements) for guard in environment.guards)
+    return sorted(found | {str(guard) for guard in guards if guard != sympy.true})
+
+
 def equal_sizes(program: ExportedProgram) -> dict[sympy.Basic, sympy.Basic]:
     """Return for sizes that a guard says are equal in all calls the simpler of both."""
     environment = _environment(program)

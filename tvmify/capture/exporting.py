@@ -48,7 +48,7 @@ from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
 from tvmify.torch_compat.sizes_as_arguments import KeepingSizes
-from tvmify.torch_compat.symbols import SYMBOLS
+from tvmify.torch_compat.symbols import SYMBOLS, python_numbers
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
 node_annotations.keep_apart()
@@ -163,6 +163,7 @@ def _export(
         recurrent_shapes(),
         answering_as_eager(),
         KeepingSizes() if varying.axes else contextlib.nullcontext(),
+        python_numbers() if varying.axes else contextlib.nullcontext(),
     ):
         try:
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from tvmify.artifact.recorded_shapes import assumptions
 from tvmify.capture.scripted.fingerprint import tensor_digest
 from tvmify.errors import UnsupportedOperator
 
@@ -57,6 +58,7 @@ def fingerprint(program: ExportedProgram, weights: Collection[str]) -> str:
                 lines.append(f"argument {texts[node]} {_value(node.meta.get('val'))}")
     _graph(program.graph_module, texts, lines, "")
     lines.append(f"results {_structure(program.call_spec.out_spec)}")
+    lines += (f"assumes {each}" for each in assumptions(program))
     seen: dict[int, str] = {}
     for name in weights:
         tensor = program.state_dict[name]
