@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,10 @@ from tvmify.artifact.structure import structure_of, structure_text
 from tvmify.errors import NotCompiled
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
 
 
 class Pair(NamedTuple):
@@ -201,10 +206,13 @@ def test_structure_round_trips_or_is_refused(result: Any) -> None:
         assert structure_of(text) == structure
 
 
-def test_unsupported_result_keys_run_eager(inference: None) -> None:
-    fast = decorate(lambda x: {(1, 2): x + 1})
+@pytest.mark.parametrize("key", [(1, 2), Level.LOW], ids=["tuple", "IntEnum"])
+def test_unsupported_result_keys_run_eager(key: Any, inference: None) -> None:
+    fast = decorate(lambda x: {key: x + 1})
     with pytest.warns(TvmifyWarning, match="structure of the result"):
-        assert torch.equal(fast(X)[1, 2], X + 1)
+        ((found, value),) = fast(X).items()
+    assert found is key
+    assert torch.equal(value, X + 1)
 
 
 def test_torch_return_types_are_supported(inference: None) -> None:

@@ -40,7 +40,7 @@ def structure_text(structure: pytree.TreeSpec) -> str:
     try:
         text = pytree.treespec_dumps(structure)
         # JSON has no tuples, so a dict may come back with other keys, or not at all.
-        if structure_of(text) == structure:
+        if _is_same(structure_of(text), structure):
             return text
         reason = "some of its keys have a type that JSON does not preserve"
     except (NotImplementedError, TypeError) as error:
@@ -75,6 +75,19 @@ def structure_of(text: str) -> pytree.TreeSpec:
                     "Import the module that defines the class before the first call.",
                 ) from error
             _register(cls, f"{cls.__module__}.{cls.__qualname__}")
+
+
+def _is_same(found: pytree.TreeSpec, structure: pytree.TreeSpec) -> bool:
+    """Whether two structures are equal, down to the types of keys: an ``IntEnum`` equals an int."""
+    return found == structure and _key_types(found) == _key_types(structure)
+
+
+def _key_types(structure: pytree.TreeSpec) -> list[Any]:
+    return [_types(structure.context), *map(_key_types, structure.children())]
+
+
+def _types(keys: Any) -> Any:
+    return list(map(_types, keys)) if isinstance(keys, (list, tuple)) else type(keys)
 
 
 def _named_tuples(structure: pytree.TreeSpec) -> Iterator[type[Any]]:
