@@ -100,7 +100,7 @@ class RecordedCall:
         leaves = [_given(places, hidden) for hidden in self._leaves]
         leaves = [leaves[self._repeated.get(place, place)] for place in range(len(leaves))]
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
-        state = TensorState(leaves)
+        state = TensorState(leaves, module.parameters())
         try:
             numbers = TakingNumbers() if self._has_numbers else nullcontext()
             with numbers, refusing_unrecorded():

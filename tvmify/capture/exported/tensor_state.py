@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils import _pytree as pytree
 
 from tvmify.errors import NeedsPython
@@ -24,9 +25,12 @@ class TensorState:
     ----------
     arguments
         Values, tensors among them.
+    weights
+        The parameters of the module.
     """
 
-    def __init__(self, arguments: Iterable[Any]) -> None:
+    def __init__(self, arguments: Iterable[Any], weights: Iterable[torch.Tensor]) -> None:
+        self._weights = {id(weight) for weight in weights}
         self._arguments = [
             (value, value.requires_grad) for value in arguments if isinstance(value, torch.Tensor)
         ]
@@ -51,10 +55,12 @@ class TensorState:
                 raise NeedsPython(
                     f"forward sets the attribute {min(names)} of a tensor", "Return it instead."
                 )
-        known = {id(tensor) for tensor in arguments}
-        for tensor in results:
-            is_new = id(tensor) not in known and not isinstance(tensor, nn.Parameter)
-            if is_new and tensor.requires_grad and tensor.is_leaf:
+        known = {id(tensor) for tensor in arguments} | self._weights
+        # Parameters that forward finds in a list or a closure are real.
+        for tensor in (tensor for tensor in results if id(tensor) not in known and is_fake(tensor)):
+            if isinstance(tensor, nn.Parameter):
+                raise NeedsPython("forward returns a new parameter", "Return a tensor.")
+            if tensor.requires_grad and tensor.is_leaf:
                 raise NeedsPython(
                     "forward calls requires_grad_() of a result", "Call it after forward."
                 )
