@@ -343,6 +343,20 @@ def test_results_may_be_buffers_weights_and_views(grad: bool):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_detached_weights_in_results_have_no_gradients(grad: bool):
+    class Detached(Stateful):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x @ self.weight, self.weight.detach(), self.weight.detach()[0], self.weight
+
+    plain = Detached().eval()
+    fast = decorate(plain)
+    with torch.set_grad_enabled(grad), pytest.warns(TvmifyWarning, match="a detached view"):
+        actual, expected = fast(torch.ones(3, 4)), plain(torch.ones(3, 4))
+    assert [r.requires_grad for r in actual] == [r.requires_grad for r in expected]
+    assert all(r.data_ptr() == plain.weight.data_ptr() for r in actual[1:])
+
+
 def test_views_of_strided_arguments_are_for_eager(no_grad: None):
     fast = decorate(shared)
     fast(*inputs(1, 3, 4))

@@ -131,6 +131,7 @@ class _Reader:
         self.program = program
         self.bases: dict[fx.Node, Writable | Literal] = {}
         self.owners: dict[int, list[fx.Node]] = {}
+        self.parameters: set[fx.Node] = set()
         self.depends_on_strides = False
         self.written: set[Writable] = set()
         self.names = symbol_names(program)
@@ -147,6 +148,8 @@ class _Reader:
                 self.bases[node] = Literal(str(spec.target))
             else:
                 self.bases[node] = ModuleTensor(str(spec.target))
+                if spec.kind is InputKind.PARAMETER:
+                    self.parameters.add(node)
             self.owners.setdefault(memory.storage(node), []).append(node)
 
     def read(self) -> Sharing:
@@ -255,6 +258,11 @@ class _Reader:
             raise UnsupportedOperator(
                 [operators.name(node)], "it returns a tensor of a closure, a global or a constant"
             )
+        if owner in self.parameters and node is not owner and _is_detached(node, owner):
+            # a view of the parameter would have its gradients
+            raise UnsupportedOperator(
+                [operators.name(node)], f"it returns a detached view of the parameter {base}"
+            )
         return Place(base, geometry)
 
     def _relate(
@@ -333,6 +341,17 @@ class _Reader:
                 [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
             )
         return self._lying(x, whole.storage_offset())
+
+
+def _is_detached(view: fx.Node, owner: fx.Node) -> bool:
+    """Whether ``detach`` is among the operators that make a view of a tensor."""
+    node: Any = view
+    while isinstance(node, fx.Node) and node is not owner:
+        if node.target is torch.ops.aten.detach.default:
+            return True
+        is_operator = isinstance(node.target, torch._ops.OpOverload)
+        node = aliases.argument_returned(node, written=False) if is_operator else node.args[0]
+    return False
 
 
 def _may_be_a_copy(node: fx.Node) -> bool:
