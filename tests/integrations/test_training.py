@@ -39,3 +39,18 @@ def test_transforms_within_a_graph_are_compiled(function: Callable[..., Any]) ->
     fast = torch.compile(function, backend="tvmify", fullgraph=True, options={"strict": True})
     torch.testing.assert_close(fast(x), function(x))
     assert tvmify.cache_info(fast).eager == 0
+
+
+def test_gradients_inside_a_forward_without_gradients() -> None:
+    """Forces are gradients of an energy, also in inference."""
+    net = nn.Linear(4, 1)
+
+    def forces(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            energy = net(x).tanh().sum()
+            return torch.autograd.grad(energy, x)[0]
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(forces, backend="tvmify")(x), forces(x))

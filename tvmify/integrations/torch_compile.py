@@ -65,7 +65,8 @@ def backend(
         A mode, the name or the value of an option is not valid; the message lists the valid ones.
     """
     chosen, origin = compile_options(mode, options), Origin.of(module, example_inputs)
-    needs_gradients = torch.is_grad_enabled() and any(map(_requires_grad, example_inputs))
+    has_gradients = torch.is_grad_enabled() or _turns_gradients_on(module)
+    needs_gradients = has_gradients and any(map(_requires_grad, example_inputs))
     module, has_flex_attention = inline_flex_attention(module)
     if needs_gradients or has_flex_attention or _has_transforms(module):
         from tvmify.integrations.training import with_autograd
@@ -98,6 +99,12 @@ def _has_transforms(module: fx.GraphModule) -> bool:
     """Whether a graph enters transforms of ``torch.func``, which only AOTAutograd resolves."""
     modules = (getattr(node.target, "__module__", None) for node in module.graph.nodes)
     return any("_functorch" in (name or "") for name in modules)
+
+
+def _turns_gradients_on(module: fx.GraphModule) -> bool:
+    """Whether a graph enters grad mode, as ``with torch.enable_grad()`` does."""
+    nodes = module.graph.nodes
+    return any(node.target is torch._C._set_grad_enabled and node.args[0] for node in nodes)
 
 
 def _requires_grad(value: Any) -> bool:
