@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import copy
+import functools
+import itertools
 import logging
+import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +98,77 @@ class Metered(Layers):
         return self.last(self.first(x).relu())
 
 
+class Tally:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+class Holding(Layers):
+    """Counts its calls in something that it holds."""
+
+    classes = 0
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.nested: list[Any] = [{"calls": [0]}]
+        self.object = types.SimpleNamespace(counts={"calls": 0})
+        self.tally, self.array = Tally(), bytearray(1)
+        self.partial = functools.partial(_grown, [])
+
+    def default(self, calls: list[int] = []) -> int:  # noqa: B006
+        return _grown(calls)
+
+    def count(self) -> int:
+        if self.kind == "nested":
+            self.nested[0]["calls"][0] += 1
+            return self.nested[0]["calls"][0]
+        if self.kind == "object":
+            self.object.counts["calls"] += 1
+            return self.object.counts["calls"]
+        if self.kind == "slots":
+            self.tally.calls += 1
+            return self.tally.calls
+        if self.kind == "array":
+            self.array[0] += 1
+            return self.array[0]
+        if self.kind == "class":
+            type(self).classes += 1
+            return self.classes
+        return {"default": self.default, "partial": self.partial}[self.kind]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu()) * self.count()
+
+
+class Advancing(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.count(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu()) * next(self.numbers)
+
+
+class CountingInANestedList(Layers):
+    """Scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = [[0]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.counts[0][0] += 1
+        return self.last(self.first(x).relu()) * self.counts[0][0]
+
+
+def _grown(calls: list[int]) -> int:
+    calls.append(0)
+    return len(calls)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_seen() -> None:
     global calls  # noqa: PLW0603
@@ -166,6 +240,28 @@ def test_counters() -> None:
     called(CountingInAVariable())
     metered = called(Metered())
     assert COUNTS["calls"] == calls == metered.meter.calls == 3
+
+
+def check_counts(module: nn.Module) -> None:
+    """Check that each call counts once, from 1."""
+    fast = decorate(module.eval(), cache=False)
+    with torch.no_grad():
+        right = module.last(module.first(X).relu())
+        for number in (1, 2, 3):
+            torch.testing.assert_close(fast(X), right * number)
+
+
+@pytest.mark.parametrize(
+    "kind", ["nested", "object", "slots", "array", "class", "default", "partial"]
+)
+def test_counters_wherever_they_are(kind: str) -> None:
+    check_counts(Holding(kind))
+
+
+@pytest.mark.filterwarnings("ignore::tvmify.TvmifyWarning")
+@pytest.mark.parametrize("make", [Advancing, CountingInANestedList])
+def test_each_call_counts_once(make: type[nn.Module]) -> None:
+    check_counts(make())
 
 
 def test_variables_of_an_outer_function() -> None:

@@ -96,7 +96,7 @@ class TracedProgram(Program):
         call = RecordedCall(args, kwargs, repeated, varying)
         call.attach(module, watch)
         try:
-            with tracing(), refusing_effects(callable_):
+            with tracing(), refusing_effects(callable_, module):
                 exported = export(module, call.args, call.kwargs, varying)
         except NotCompiled as error:
             error.read = tuple(sorted(read))

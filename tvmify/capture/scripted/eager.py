@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact.objects import describe_size, is_size
 from tvmify.capture.autocast import uncached_autocast
 from tvmify.capture.exporting import NoRealWrites, examples, quiet
+from tvmify.capture.side_effects import undoing_changes
 from tvmify.capture.twin import twin
 from tvmify.errors import CaptureError
 from tvmify.signature import map_only, repeat, repetitions
@@ -90,12 +91,13 @@ def eager_result(
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         try:
+            called = callable_
             if isinstance(callable_, torch.nn.Module):
-                callable_ = twin(callable_)  # a forward may set attributes
-                _take_elements(callable_, mode)
+                called = twin(callable_)  # a forward may set attributes
+                _take_elements(called, mode)
             fake = repeat(map_only(torch.Tensor, mode.from_tensor, inputs), repeated)
-            with NoRealWrites():
-                result = callable_(*fake[0], **fake[1])
+            with undoing_changes(callable_, called), NoRealWrites():
+                result = called(*fake[0], **fake[1])
         except Exception:
             # such as reading a number from a constant, or a nested tensor, which has no fake form:
             # not a reason to refuse the recorded program

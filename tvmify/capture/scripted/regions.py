@@ -8,7 +8,7 @@ regions is left to the TorchScript interpreter.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ from tvmify.errors import PRINT, SET_ATTRIBUTE
 
 #: Regions of fewer operators are not worth a call.
 _FEWEST_OPERATORS = 3
+#: What takes items out of containers.
+_READERS = (
+    "aten::__getitem__ aten::get aten::values aten::items aten::pop aten::popitem prim::TupleIndex "
+    "prim::TupleUnpack prim::ListUnpack"
+).split()
 #: Types of numbers that may enter a region and select its program.
 NUMBERS = ("IntType", "BoolType", "FloatType")
 
@@ -127,8 +132,18 @@ class Regions:
             inputs = inputs[1:]
         attributes = (node.output() for node in self._graph.findAllNodes("prim::GetAttr", True))
         lasting = [*inputs, *(v for v in attributes if v.type().kind() != "ClassType")]
-        self.has_effects = any(map(self._aliases.has_writers, lasting))
+        self.has_effects = any(map(self._aliases.has_writers, self._with_items(lasting)))
         self._block(self._graph)
+
+    def _with_items(self, containers: Iterable[torch._C.Value]) -> list[torch._C.Value]:
+        """Return values, and what the graph takes out of them, to any depth."""
+        found = {value.debugName(): value for value in containers}
+        readers = [node for kind in _READERS for node in self._graph.findAllNodes(kind, True)]
+        while True:
+            items = [v for n in readers if _first(n) in found for v in n.outputs()]
+            if found.keys() >= {value.debugName() for value in items}:
+                return list(found.values())
+            found |= {value.debugName(): value for value in items}
 
     def _block(self, block: Any) -> None:
         run: list[torch._C.Node] = []
@@ -341,3 +356,7 @@ def operands(node: torch._C.Node) -> list[torch._C.Value]:
 def _is_cheap(node: torch._C.Node) -> bool:
     """Whether a node computes no elements, so that it may run twice."""
     return not any(computes(inner) for inner in with_nested(node))
+
+
+def _first(node: torch._C.Node) -> str:
+    return next(node.inputs()).debugName()
