@@ -370,6 +370,7 @@ class Segments(nn.Module):
 IMAGES: dict[str, Any] = {
     "skips": (Sides, 4),
     "bilinear": (lambda: Segments("bilinear"), 1),
+    "nearest": (lambda: Segments("nearest"), 1),
     "means": (lambda: nn.AvgPool2d(3, 2, 1), 1),
     "transposed": (
         lambda: nn.Sequential(

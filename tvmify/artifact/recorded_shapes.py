@@ -269,7 +269,7 @@ def _rounded_quotient(expression: Any) -> Size | None:
         case functions.FloatTrueDiv(
             args=(functions.ToFloat(args=(size,)), sympy.Float() as divisor)
         ) if abs(float(divisor)) == 1:  # as of the elements of `arange(n - 1, -1, -1.0)`
-            return _size(sympy.expand(size * int(divisor)))
+            return _size(sympy.expand(size if divisor > 0 else -size))  # type: ignore[operator]
         case sympy.Mul(args=(sympy.Float() as number, functions.ToFloat(args=(size,)))):
             factor = Fraction(float(number))
         case _:

@@ -175,7 +175,8 @@ def _names(name: str) -> list[Any]:
     """Return what a mode sees if code calls an operator: a function, a method, an overload."""
     packet = getattr(torch.ops.aten, name, None)
     overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet else []
-    places = (torch, torch.Tensor, torch._C._nn, torch.nn.functional)
+    native = torch._C._nn  # type: ignore[attr-defined]  # no stub has it
+    places = (torch, torch.Tensor, native, torch.nn.functional)
     functions = [getattr(place, name) for place in places if hasattr(place, name)]
     return [packet, *overloads, *functions]
 

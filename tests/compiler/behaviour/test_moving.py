@@ -98,6 +98,16 @@ def test_nearest_neighbours(channels: int, size: tuple[int, int]):
     check(lambda x: F.interpolate(x, size=size, mode="nearest"), with_specials(1, channels, 13, 11))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nearest_neighbours_are_found_in_the_precision_of_the_image(dtype: torch.dtype):
+    def enlarge(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, size=(205, 166)) * 2
+
+    x = torch.arange(20, dtype=dtype).view(1, 1, 5, 4)
+    (found,) = pytree.tree_leaves(executed(compiled(enlarge, x), enlarge, x))
+    assert torch.equal(found, enlarge(x))
+
+
 def test_concatenations_of_rows():
     parts = [torch.randn(40, width) for width in (70, 3, 33)]
     check_each(

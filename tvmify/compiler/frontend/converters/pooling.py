@@ -14,7 +14,7 @@ from tvmify.compiler.frontend.converters import resizing
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of, per_axis
-from tvmify.compiler.sizes import is_static, sizes_of
+from tvmify.compiler.sizes import hint, is_static, sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
             raise UnsupportedOperator([str(node.target)], "for images of any size")
         aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
         x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
-        channels_last = int(shape[1]) >= NEST.many_channels
+        channels_last = hint(shape[1]) >= NEST.many_channels
         if channels_last:  # as `_resample`
             x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
         for axis, factor in zip((2, 3), factors, strict=True):
@@ -146,11 +146,14 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
         return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if channels_last else x
     corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
     resize = getattr(aten, str(node.target).split(".")[1])
+    # The nearest element is computed in the precision of the image.
+    is_single = nearest and node.meta["val"].dtype is not torch.float64
+    precise = torch.float32 if is_single else torch.float64
 
     def matrix(extent: int, result: int, factor: float | None) -> torch.Tensor:
         # torch itself resizes the columns of the identity matrix, which is exact for every mode.
-        columns = torch.eye(extent, dtype=torch.float64).reshape(extent, 1, extent, 1)
-        return resize(columns, [result, 1], *corners, factor, None)[:, 0, :, 0].T
+        columns = torch.eye(extent, dtype=precise).reshape(extent, 1, extent, 1)
+        return resize(columns, [result, 1], *corners, factor, None)[:, 0, :, 0].T.double()
 
     matrices = {axis: matrix(shape[axis], int(out[axis]), factors[axis - 2]) for axis in (2, 3)}
     return _resample(importer, node, matrices)

@@ -8,7 +8,6 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.sizes import Size, as_number, same, sizes_of
-from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -23,7 +22,7 @@ def resized(
     nearest: bool,
     aligned: bool,
 ) -> relax.Expr:
-    """Emit the resizing of one axis, which computes positions in single precision as PyTorch does.
+    """Emit the resizing of one axis, which computes positions in the precision of PyTorch.
 
     Parameters
     ----------
@@ -35,22 +34,22 @@ def resized(
         Whether a result is the nearest element; otherwise it is a mean of two.
     aligned
         Whether the centres of the outermost elements stay in place.
-
-    Raises
-    ------
-    UnsupportedOperator
-        The mode is "nearest", and the factor is not an integer.
     """
     own = sizes_of(x.ty.shape)
     if same(own[axis], size) and factor in (None, 1.0):
         return x
     whole = int(factor) if nearest and factor is not None and factor.is_integer() else None
-    if nearest and not whole:
-        raise UnsupportedOperator(["aten.upsample_nearest2d.vec"], "its scale factor is not known")
+    # PyTorch computes with doubles for images of doubles, of which it takes single elements.
+    precise = "float64" if nearest and str(x.ty.dtype) == "float64" else "float32"
 
-    def resize(x: te.Tensor, size: Any) -> te.Tensor:
+    # A number in memory: TVM's analysis of indices fails at a quotient of floats.
+    steps: list[relax.Expr] = []
+    if nearest and whole is None:
+        steps = [importer.number(_step(own[axis], size, factor, aligned, precise), precise)]
+
+    def resize(x: te.Tensor, size: Any, *steps: te.Tensor) -> te.Tensor:
         extent = x.shape[axis]
-        step = _step(extent, size, factor, aligned)
+        step = steps[0]() if steps else _step(extent, size, factor, aligned, precise)
 
         def element(*i: tirx.Var) -> Expr:
             def at(place: Expr) -> Expr:
@@ -58,7 +57,9 @@ def resized(
 
             if whole is not None:
                 return at(tirx.floordiv(i[axis], whole))
-            place = i[axis].astype("float32")
+            place = i[axis].astype(precise)
+            if nearest:
+                return at(tirx.min(tirx.floor(place * step).astype("int64"), extent - 1))
             if aligned:
                 source = place * step
             else:
@@ -73,13 +74,13 @@ def resized(
         shape[axis] = size
         return te.compute(shape, element, name="resized")
 
-    return importer.emit_te(resize, x, size, primfunc_name_hint="resize")
+    return importer.emit_te(resize, x, size, *steps, primfunc_name_hint="resize")
 
 
-def _step(extent: Size, size: Size, factor: float | None, aligned: bool) -> Expr:
+def _step(extent: Size, size: Size, factor: float | None, aligned: bool, dtype: str) -> Expr:
     """Return the distance, in the image, between adjacent results."""
     if aligned:
-        return as_number(extent - 1, "float32") / tirx.max(as_number(size - 1, "float32"), 1.0)
+        return as_number(extent - 1, dtype) / tirx.max(as_number(size - 1, dtype), 1.0)
     if factor is not None:
-        return tirx.const(1.0 / factor, "float32")
-    return as_number(extent, "float32") / as_number(size, "float32")
+        return tirx.const(1.0 / factor, dtype)
+    return as_number(extent, dtype) / as_number(size, dtype)
