@@ -43,6 +43,7 @@ from tvmify.signature import map_only
 from tvmify.system.faults import environment_fault
 from tvmify.torch_compat import node_annotations
 from tvmify.torch_compat.bystanders import unseen_by_others
+from tvmify.torch_compat.caught_errors import caught_errors
 from tvmify.torch_compat.literals import known_literals
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
@@ -161,6 +162,7 @@ def _export(
         uncached_parametrizations(),
         refusing_seeds(),
         recurrent_shapes(),
+        caught_errors(),
         answering_as_eager(),
         KeepingSizes() if varying.axes else contextlib.nullcontext(),
         python_numbers() if varying.axes else contextlib.nullcontext(),
