@@ -167,7 +167,9 @@ class HasEffects(CaptureError):
 
 
 class NeedsPython(CaptureError):
-    """Forward asks what only eager PyTorch can answer, or returns objects of an unknown class."""
+    """Forward asks what only eager PyTorch can answer, returns objects of an unknown class, or
+    passes functions to operators.
+    """
 
     parts_may_compile = True  # the submodules
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.testing import assert_close
 
 from tvmify import NotCompiled, TvmifyWarning, explain, save
@@ -126,3 +127,21 @@ def test_forward_runs_in_python_if_it_must(cls: type[Net], result: Callable[[Any
     assert "compiled separately" in str(explain(fast))
     with torch.no_grad(), pytest.raises(NotCompiled):
         decorate(cls().eval(), cache=False, strict=True)(x)
+
+
+class PassesFunctions(Net):
+    def forward(self, batch: Any) -> Any:
+        q = super().forward(batch)[None, None]
+        return flex_attention(q, q + 1, q * 2, score_mod=lambda score, *_: score * 2)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_modules_around_an_operator_that_takes_functions_are_compiled() -> None:
+    net = PassesFunctions().eval()
+    fast: Any = decorate(net, cache=False)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert_close(fast(x), net(x))
+    assert fast.cache_info().eager == 0
+    (method,) = fast.explain().methods
+    assert {part.name for part in method.parts} == {"PassesFunctions.body", "PassesFunctions.head"}

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tvmify.compiler.aten import operators
-from tvmify.errors import UnsupportedOperator, UnsupportedTarget
+from tvmify.errors import NeedsPython, UnsupportedOperator, UnsupportedTarget
 
 #: Operators that take functions, and that ``torch.compile`` compiles with our backend.
 _WITH_DYNAMO = ("cond", "while_loop", "flex_attention")
@@ -44,7 +44,7 @@ def refuse_functions(program: ExportedProgram) -> None:
 
     Raises
     ------
-    UnsupportedOperator
+    NeedsPython
         There are some.
     """
     names = [
@@ -53,9 +53,8 @@ def refuse_functions(program: ExportedProgram) -> None:
         if isinstance(node.target, HigherOrderOperator) and node.target.name() in _WITH_DYNAMO
     ]
     if names:
-        raise UnsupportedOperator(
-            names,
-            "it takes functions",
+        raise NeedsPython(
+            f"TVM cannot compile {', '.join(sorted(set(names)))}: it takes functions",
             'Use torch.compile(model, backend="tvmify"), which compiles them and what is around.',
         )
 
