@@ -174,6 +174,12 @@ class NeedsPython(CaptureError):
     parts_may_compile = True  # the submodules
 
 
+class NotRecorded(CaptureError):
+    """``torch.export`` failed at a call, for a reason that is not known."""
+
+    parts_may_compile = True  # the submodules; other calls of the module may be one program
+
+
 class NumberNeeded(CaptureError):
     """Forward uses the values of numbers in its arguments for more than arithmetic.
 

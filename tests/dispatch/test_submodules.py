@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
 from tvmify import NotCompiled, TvmifyWarning, explain, save
@@ -145,3 +146,30 @@ def test_modules_around_an_operator_that_takes_functions_are_compiled() -> None:
     assert fast.cache_info().eager == 0
     (method,) = fast.explain().methods
     assert {part.name for part in method.parts} == {"PassesFunctions.body", "PassesFunctions.head"}
+
+
+class Packs(nn.Module):
+    """Packs sequences by their lengths, which ``torch.export`` cannot record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+
+    def forward(self, x: Tensor, lengths: Tensor, *rest: Tensor) -> Tensor:
+        if x.dim() == 3:
+            x = pad_packed_sequence(pack_padded_sequence(x, lengths, True), True)[0]
+        return self.body(x)
+
+
+def test_modules_around_what_cannot_be_recorded_are_compiled() -> None:
+    net = Packs().eval()
+    fast: Any = decorate(net, cache=False)
+    x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
+    with torch.no_grad():
+        assert_close(fast(x, lengths), net(x, lengths))
+        assert_close(fast(x[0], lengths), net(x[0], lengths))
+        with pytest.raises(RuntimeError, match="Expected"):  # which is the caller's
+            fast(x, torch.tensor([9, 9, 9]))
+    assert fast.cache_info().eager == 0
+    (method,) = fast.explain().methods
+    assert {part.name for part in method.parts} == {"Packs.body"}

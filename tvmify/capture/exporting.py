@@ -32,10 +32,10 @@ from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, dynamic_shapes
 from tvmify.errors import (
-    CaptureError,
     DependsOnValues,
     NeedsPython,
     NotCompiled,
+    NotRecorded,
     UnsupportedOperator,
     described,
 )
@@ -183,7 +183,7 @@ def _export(
             reason = f"torch.export failed: {line} ({_user_line(error)})"
             if "in output, which is not a known type" in line:
                 raise NeedsPython(reason, _KNOWN_RESULTS) from error
-            raise CaptureError(
+            raise NotRecorded(
                 reason, "Run the module in eager PyTorch to see whether it fails there as well."
             ) from error
 

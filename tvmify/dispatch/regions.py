@@ -33,6 +33,7 @@ from tvmify.errors import (
     HasEffects,
     NeedsPython,
     NotCompiled,
+    NotRecorded,
     TracedElsewhere,
     UnsupportedInput,
     UnsupportedObject,
@@ -219,7 +220,8 @@ def parts_instead(
         return None
     if autocast_text():
         return None  # TorchScript has its own casting rules
-    if isinstance(reason, UnsupportedObject):  # other calls of the module may be one program
+    if isinstance(reason, (UnsupportedObject, NotRecorded)):
+        # other calls of the module may be one program
         if state.children is None:
             state.children = _children(subject, reason, make_part)
         return state.children

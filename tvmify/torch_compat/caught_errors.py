@@ -15,7 +15,8 @@ def caught_errors() -> Iterator[None]:
     takes an argument. Otherwise torch's record of which modules are running keeps the failed one,
     and recording fails at the end of the module around; use inside `tracing`.
     """
-    call = Tracer.call_module
+    tracer: Any = Tracer
+    call = tracer.call_module
 
     def call_module(self: Any, *args: Any) -> Any:
         before = dict(self.module_stack)
@@ -26,8 +27,8 @@ def caught_errors() -> Iterator[None]:
             self.module_stack.update(before)
             raise
 
-    Tracer.call_module = call_module
+    tracer.call_module = call_module
     try:
         yield
     finally:
-        Tracer.call_module = call
+        tracer.call_module = call
