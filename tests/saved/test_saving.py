@@ -509,6 +509,30 @@ def test_results_without_a_form_in_torchscript(tmp_path: Path) -> None:
         tvmify.save(Mixed().eval(), tmp_path / "model.pt", example_inputs=torch.ones(3))
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(_, x):
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "argument", "message"),
+    [
+        (Doubled.apply, torch.ones(3), r"'Doubled', a torch\.autograd\.Function"),
+        (lambda x: x["a", "b"] * 2, {("a", "b"): torch.ones(3)}, "argument 'x' holds a dict"),
+    ],
+)
+def test_what_torchscript_files_cannot_contain(
+    tmp_path: Path, forward: Any, argument: Any, message: str
+) -> None:
+    class Calls(nn.Module):
+        def forward(self, x):
+            return forward(x) + 1
+
+    with pytest.raises(SaveError, match=message):
+        tvmify.save(Calls().eval(), tmp_path / "model.pt", example_inputs=(argument,))
+
+
 def test_other_arguments_of_an_unscriptable_model(tmp_path: Path) -> None:
     net = Unscriptable().eval()
     signatures = [[(1, 4)], {"x": (1, 4), "square": True}]

@@ -45,10 +45,23 @@ def write(
         with replacing(path) as file:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that TorchScript is deprecated
-                torch.jit.save(module, file)
+                _save(module, file)
             seal(file, description, key)
     except AmbiguousArchive as error:
         raise SaveError(f"PyTorch could not read every record of {path}: {error}") from error
+
+
+def _save(module: torch.jit.ScriptModule, file: Any) -> None:
+    try:
+        torch.jit.save(module, file)
+    except RuntimeError as error:
+        if "Could not export Python function" not in str(error):
+            raise
+        name = str(error).partition("'")[2].partition("'")[0]
+        raise SaveError(
+            f"the module calls {name!r}, a torch.autograd.Function, which a file cannot contain: "
+            "call what computes the same without it when gradients are off"
+        ) from error
 
 
 def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None = None) -> Any:

@@ -15,7 +15,7 @@ from tvmify.artifact.objects import holds_objects
 from tvmify.artifact.results import computed_count, materialize
 from tvmify.artifact.shapes import Shapes
 from tvmify.artifact.structure import structure_of
-from tvmify.errors import SaveError
+from tvmify.errors import SaveError, UnsupportedOperator
 from tvmify.runtime import ORIGINAL, compiled_module, with_method_renamed
 from tvmify.saved.result_text import (
     ResultText,
@@ -151,7 +151,7 @@ def _interpretable(
 
     try:
         return interpretable(subject), []
-    except CannotScript:
+    except (CannotScript, UnsupportedOperator):
         calls = [pytree.tree_map(_with_elements, program.call) for program in programs]
         form = traced(subject, *calls[0])
         weights = (name for program in programs for name in program.artifact.weights)

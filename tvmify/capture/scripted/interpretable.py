@@ -322,8 +322,9 @@ def _type_of(name: str, value: Any) -> str:
         return f"Tuple[{', '.join(_type_of(name, item) for item in items)}]"
     if type(value) in (list, dict):
         types = {_type_of(name, item) for item in items}
-        if len(types) == 1:
-            key = f"{_SCALARS[type(next(iter(value)))]}, " if type(value) is dict else ""
+        kinds = {type(key) for key in value} if type(value) is dict else set()
+        if len(types) == 1 and len(kinds) <= 1 and kinds <= _SCALARS.keys():
+            key = "".join(f"{_SCALARS[kind]}, " for kind in kinds)
             return f"{'Dict' if type(value) is dict else 'List'}[{key}{types.pop()}]"
     raise SaveError(
         f"argument {name!r} holds a {type(value).__name__}, which TorchScript lacks: pass "
