@@ -8,6 +8,7 @@ import contextlib
 import copy
 import inspect
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,11 @@ def _export(
         except NotCompiled:
             raise
         except GuardOnDataDependentSymNode as error:
+            if _passed_through(error, "torch.distributions"):
+                raise DependsOnValues(
+                    f"torch.distributions checks the values of its arguments ({_user_line(error)})",
+                    "Pass validate_args=False to the distribution.",
+                ) from error
             raise DependsOnValues(
                 f"A branch depends on the values of tensors ({_user_line(error)})",
                 _DECORATE_AROUND,
@@ -250,16 +256,19 @@ def quiet() -> Iterator[None]:
             log.setLevel(level)
 
 
+def _passed_through(error: BaseException, package: str) -> bool:
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(f.f_globals.get("__name__", "").startswith(f"{package}.") for f in frames)
+
+
 def _user_line(error: BaseException) -> str:
     """Return the innermost line of user code that an error passed through."""
     place = "no source known"
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        module = traceback.tb_frame.f_globals.get("__name__", "")
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] not in _NOT_THE_USERS and not code.co_filename.startswith("<"):
-            place = f"{code.co_filename}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
+            place = f"{code.co_filename}:{line}"
     return place
 
 

@@ -23,6 +23,7 @@ from tvmify.errors import CaptureError, UnsupportedOperator
         (nets.NumberFromValues(), "x.sum().item()"),
         (nets.ShapeFromValues(), "depends on the values"),
         (nets.UnscriptableBranch(), "nets.py"),
+        (nets.ChecksArguments(), "validate_args=False"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
