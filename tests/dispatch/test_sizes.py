@@ -371,6 +371,7 @@ IMAGES: dict[str, Any] = {
     "skips": (Sides, 4),
     "bilinear": (lambda: Segments("bilinear"), 1),
     "nearest": (lambda: Segments("nearest"), 1),
+    "bicubic": (lambda: Segments("bicubic"), 1),
     "means": (lambda: nn.AvgPool2d(3, 2, 1), 1),
     "transposed": (
         lambda: nn.Sequential(

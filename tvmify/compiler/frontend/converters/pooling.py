@@ -133,8 +133,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
     nearest = "nearest" in str(node.target)
     factors = importer.argument(node, 2 if nearest else 3, "scale_factors") or [None, None]
     if not is_static(*shape[2:], *out[2:]):
-        if "bicubic" in str(node.target):
-            raise UnsupportedOperator([str(node.target)], "for images of any size")
+        mode = next(m for m in ("nearest", "bilinear", "bicubic") if m in str(node.target))
         aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
         x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
         channels_last = hint(shape[1]) >= NEST.many_channels
@@ -142,7 +141,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
             x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
         for axis, factor in zip((2, 3), factors, strict=True):
             at = axis - channels_last
-            x = resizing.resized(importer, x, at, out[axis], factor, nearest, aligned)
+            x = resizing.resized(importer, x, at, out[axis], factor, mode, aligned)
         return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if channels_last else x
     corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
     resize = getattr(aten, str(node.target).split(".")[1])
