@@ -173,3 +173,30 @@ def test_modules_around_what_cannot_be_recorded_are_compiled() -> None:
     assert fast.cache_info().eager == 0
     (method,) = fast.explain().methods
     assert {part.name for part in method.parts} == {"Packs.body"}
+
+
+class Autoencoder(Net):
+    def encode(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class Uses(nn.Module):
+    """Calls a method of its child that is not forward, as TTS models call ``infer``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.codec = Autoencoder()
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+        h = self.codec.encode(x)
+        return h if h.sum() > 0 else h * 2
+
+
+def test_children_of_a_child_are_compiled_for_its_other_methods() -> None:
+    net = Uses().eval()
+    fast: Any = decorate(net, cache=False)
+    with torch.no_grad():
+        for x in (torch.randn(3, 4), torch.randn(3, 4) - 3):
+            assert_close(fast(x), net(x))
+    (method,) = fast.explain().methods
+    assert {part.name for part in method.parts} == {"Uses.codec.body"}

@@ -7,6 +7,7 @@ called through its own dispatcher.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -58,7 +59,8 @@ class Children:
         self._parts: list[PartCalls] = []
         module = subject.module()
         if isinstance(module, nn.Module) and not isinstance(module, torch.jit.ScriptModule):
-            self._view = _view(module, self._children(module, ""), subject.eager)
+            children = self._children(module, "")
+            self._view = _view(module, lambda: children, subject.eager)
         if not self._parts:
             raise CaptureError(
                 "it has no submodules that can be compiled", "Decorate what it calls."
@@ -94,12 +96,12 @@ class Children:
         decorated = getattr(type(child), "__tvmify__", None) is not None
         if decorated or isinstance(child, torch.jit.ScriptModule):
             return child
-        within = {}
-        if isinstance(child, _CONTAINERS):
-            within = self._children(child, f"{path}.")
+        # forward may call other methods of the child, which call these
+        within = functools.cache(lambda: self._children(child, f"{path}."))
         has_forward = type(child).forward is not nn.Module.forward
         if not has_forward or next(child.parameters(), None) is None:
-            return _view(child, within, type(child).forward) if within else child
+            is_container = isinstance(child, _CONTAINERS) and within()
+            return _view(child, within, type(child).forward) if is_container else child
         parent = self._parent
         part = self._make_part(
             Subject(
@@ -116,14 +118,16 @@ class Children:
 
 
 def _view(
-    module: nn.Module, children: dict[str, nn.Module | None], call: Callable[..., Any]
+    module: nn.Module,
+    children: Callable[[], dict[str, nn.Module | None]],
+    call: Callable[..., Any],
 ) -> nn.Module:
     """Return a view of a module.
 
     Parameters
     ----------
     children
-        Replacements for children of the module, by name.
+        Returns replacements for children of the module, by name.
     call
         Its forward.
     """
@@ -133,14 +137,14 @@ def _view(
     # A method may make further instances of the class, such as a slice; those are not views.
     def modules(self: Any) -> Any:
         found = self.__dict__["_modules"]
-        return found | children if self.__dict__ is own else found
+        return found | children() if self.__dict__ is own else found
 
     def set_modules(self: Any, value: Any) -> None:
         self.__dict__["_modules"] = value
 
     def attribute(self: Any, name: str) -> Any:
-        if self.__dict__ is own and name in children:
-            return children[name]
+        if self.__dict__ is own and name in own["_modules"] and name in (views := children()):
+            return views[name]
         return base.__getattr__(self, name)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
