@@ -57,6 +57,9 @@ ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
     "limits": lambda x, f: torch.clamp(x.double(), f, 3 * f) * 2,
     "a choice": lambda x, f: torch.where(x > 0, x, f) + torch.where(x > f, 1, 2) * 0,
     "a filling": lambda x, f: x.masked_fill(x > 0.5, f) * 2,
+    "limits in place": lambda x, f: (x + 1).clamp_(min=f).clamp_max_(-f),
+    "a filling in place": lambda x, f: (x + 1).masked_fill_(x > 0.5, f) * 2,
+    "a slope": lambda x, f: torch.nn.functional.leaky_relu(x, f) * 2,
 }
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -102,7 +105,7 @@ CONTROL: dict[str, Callable[[Any, float], Any]] = {
     "power": lambda x, f: (x + 1) ** f,
     "rounding": lambda x, f: x + round(f),
     "text": lambda x, f: x * len(f"{f}"),
-    "an operator's attribute": nn.functional.leaky_relu,
+    "an operator's attribute": nn.functional.celu,
     "a comparison of numbers": lambda x, f: x * (f < 0.15),
     "a computed limit": lambda x, f: x.clamp(min=f * 3),
     "a limit of halves": lambda x, f: x.half().clamp(min=f),

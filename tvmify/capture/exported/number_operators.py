@@ -88,6 +88,26 @@ def _masked_fill(input: Any, mask: Any, value: Any) -> torch.Tensor:
     return torch.where(mask, _fitting(value, input.dtype), input)
 
 
+def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -> torch.Tensor:
+    if not input.is_floating_point():
+        refuse(negative_slope)  # eager raises an error
+    slope = _fitting(negative_slope, input.dtype)
+    result = torch.where(input > 0, input, input * slope)
+    return input.copy_(result) if inplace else result
+
+
+def _in_place(take: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return the function that writes a result into its first argument."""
+
+    def write(input: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = take(input, *args, **kwargs)
+        if result.dtype is not input.dtype:
+            refuse(*args, *kwargs.values())  # eager raises an error
+        return input.copy_(result)
+
+    return write
+
+
 def _promoted(*values: Any) -> torch.dtype:
     """Return the dtype of an operator of a tensor and numbers, or of numbers only."""
     dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor)]
@@ -130,18 +150,26 @@ def _filled(item: Any, items: Sequence[Any], dtype: torch.dtype | None) -> torch
     return item.tensor.to(dtype)
 
 
+def _clamp_max(input: Any, max: Any) -> torch.Tensor:
+    return _clamp(input, max=max)
+
+
 _TAKING: dict[Any, Callable[..., torch.Tensor]] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.full: _full,
     torch.full_like: _full_like,
     torch.Tensor.new_full: _new_full,
-    **dict.fromkeys((torch.clamp, torch.clip, torch.Tensor.clamp, torch.Tensor.clip), _clamp),
-    **dict.fromkeys((torch.clamp_min, torch.Tensor.clamp_min), _clamp),
-    **dict.fromkeys(
-        (torch.clamp_max, torch.Tensor.clamp_max), lambda input, max: _clamp(input, max=max)
-    ),
     torch.where: _where,
     torch.Tensor.where: lambda input, condition, other: _where(condition, input, other),
-    **dict.fromkeys((torch.masked_fill, torch.Tensor.masked_fill), _masked_fill),
+    torch.nn.functional.leaky_relu: _leaky_relu,
 }
+for _name, _take in {
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp_max,
+    "masked_fill": _masked_fill,
+}.items():
+    _TAKING |= dict.fromkeys((getattr(torch, _name), getattr(torch.Tensor, _name)), _take)
+    _TAKING[getattr(torch.Tensor, f"{_name}_")] = _in_place(_take)
