@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ import tvmify
 from tests.tolerances import assert_close_to_reference
 from tvmify import OptionError, TvmifyWarning
 from tvmify import tvmify as decorate
+from tvmify.decorate.methods import undecorated
 
 
 class Plain(nn.Module):
@@ -357,6 +359,19 @@ def test_wrong_options_are_found_at_decoration() -> None:
 def test_functions_for_decorated_objects_refuse_others() -> None:
     with pytest.raises(TypeError, match="Plain is not decorated"):
         tvmify.cache_info(Plain())
+
+
+def test_scripting_does_not_mix_up_decorated_parts(inference: None) -> None:
+    """While it scripts, torch.jit knows modules by their addresses, also those that are gone."""
+    for count in range(2, 12):
+        net = nn.Sequential(*(Bare(4) for _ in range(count))).eval()
+        expected = functools.reduce(lambda x, part: torch.relu(part.linear(x)) + 1, net, X)
+        parts = [weakref.ref(part) for part in net]
+        with pytest.warns((DeprecationWarning, FutureWarning)):
+            torch.testing.assert_close(torch.jit.script(net)(X), expected)
+        assert all(part() is not None for part in parts)
+    plain = undecorated(nn.Sequential(Bare(4), Bare(4)))
+    assert all(part.__prepare_scriptable__() is part for part in plain)
 
 
 def test_torch_script_export_and_compile_see_the_original(inference: None) -> None:

@@ -73,7 +73,7 @@ def decorate_methods(
     if "forward" in eager:
         cls._compiled_call_impl = shortcut(f"{attribute}forward", cls.forward)
     cls.__tvmify__ = decoration  # type: ignore[attr-defined]
-    cls.__prepare_scriptable__ = undecorated  # type: ignore[attr-defined]
+    cls.__prepare_scriptable__ = _prepared  # type: ignore[attr-defined]
 
 
 def shortcut(place: str, forward: Callable[..., Any]) -> Any:
@@ -178,6 +178,17 @@ def _dispatcher(
         return dispatcher
 
 
+def _prepared(module: nn.Module) -> nn.Module:
+    """Return what ``torch.jit.script`` scripts in place of a decorated part of a module.
+
+    It puts that in the place of the part, and then knows the part by its address only, so that must
+    stay taken.
+    """
+    found = undecorated(module)
+    vars(found)["_tvmify_original"] = (module,)  # torch.jit would script a module
+    return found
+
+
 def undecorated(
     module: nn.Module, eager: Callable[..., Any] | None = None, *, is_forward: bool = True
 ) -> nn.Module:
@@ -210,6 +221,7 @@ def _plain_class(
     cls: type[nn.Module], called: Callable[..., Any] | None, is_forward: bool
 ) -> type[nn.Module]:
     members: dict[str, Any] = dict.fromkeys(("__tvmify__", "_compiled_call_impl"))
+    members["__prepare_scriptable__"] = lambda self: self  # it is prepared
     members["__module__"] = cls.__module__
     members["__qualname__"] = cls.__qualname__
     for base in cls.__mro__:
