@@ -49,6 +49,7 @@ def test_unknown_descriptions_are_refused():
         torch.ops.tvmify.execute(library, library, "strict True", [], [])
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of PyTorch 2.15's own check
 def test_the_operators_obey_the_rules(linear: tuple[tuple[Any, ...], nn.Linear]):
     operands, _ = linear
     _, original, description, weights, inputs = operands
