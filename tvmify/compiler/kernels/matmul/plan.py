@@ -200,41 +200,108 @@ def nanoseconds(
     work: Workload, plan: Plan, machine: Microarchitecture, bits: int, cores: int
 ) -> float:
     """Estimate the time of a plan on a number of cores, which is the time of the busiest core."""
-    row_tiles, panels = -(-work.rows // plan.rows), -(-work.columns // plan.columns)
-    blocks, element = -(-row_tiles // plan.block), bits // 8
-    left, right, result = (
-        work.batch * element * a * b
-        for a, b in (
-            (work.rows, work.depth),
-            (work.depth, panels * plan.columns),
-            (work.rows, work.columns),
-        )
-    )
-    tasks = work.batch * blocks * panels
-    multiply_adds = float(work.batch * work.rows * work.depth * work.columns)
-    forks = tasks > 1 and machine.worth_threads(multiply_adds, left + right + result)
-    cores = min(cores, tasks) if forks else 1
-    steps = -(-tasks // cores) * plan.block * work.depth
-    tile = tiles.Tile(plan.rows, plan.columns)
-    time = steps * tiles.cycles(tile, machine, bits, work.columns) * MATMUL.cycle / CORE.clock
-    if work.depth * work.row_stride * element % MATMUL.aliasing == 0:
-        time *= 1 + max(plan.rows - MATMUL.ways, 0) * MATMUL.crowded
-    # By columns, each core reads its own weights; by rows, each core reads all of them.
-    far = right if plan.rows_first and blocks > 1 else right / cores
-    near = max(right * blocks / cores - far, 0) * (1 if plan.block > 1 else 2)
-    far *= MATMUL.single_tile if plan.block == 1 and not machine.keeps(right) else 1
-    far *= min(1, MATMUL.hiding / (plan.block * plan.rows)) ** 2
-    time += far * MATMUL.far_byte + near * MATMUL.near_byte
-    if plan.block > 1 and plan.depth * plan.columns * element > MATMUL.spills * machine.l1_bytes:
-        time += steps * plan.columns * element * MATMUL.spilled_byte
-    time += (-(-work.depth // plan.depth) - 1) * result / cores * MATMUL.sum_byte
-    shares = work.batch * (blocks if plan.rows_first else 1)
-    if machine.distance(left // shares) > 1:
-        time += left * panels / cores * MATMUL.left_byte
-    time += (left / min(shares, cores) - left / cores) * MATMUL.foreign_byte
-    if not plan.rows_first and panels > 1 and result > machine.l2_bytes:
-        time += result / cores * MATMUL.result_byte
-    return time + forks * CORE.fork
+    loops = _Loops(work, plan, machine, bits, cores)
+    time = loops.multiplying() + loops.reading_right()
+    time += loops.spilling()
+    time += loops.adding_sums()
+    time += loops.reading_left()
+    time += loops.fetching_left_of_others()
+    time += loops.writing_by_columns()
+    return time + loops.forks * CORE.fork
+
+
+class _Loops:
+    """The loops of a plan, and how long the busiest core takes for each part, in nanoseconds.
+
+    Attributes
+    ----------
+    blocks, panels
+        How many blocks of rows and panels of columns there are; a task is one of each.
+    left, right, result
+        The bytes of the operands and the result.
+    forks
+        Whether several threads share the tasks.
+    cores
+        How many do.
+    steps
+        How many times a core adds an outer product to a tile.
+    """
+
+    def __init__(
+        self, work: Workload, plan: Plan, machine: Microarchitecture, bits: int, cores: int
+    ) -> None:
+        self.work, self.plan, self.machine, self.bits = work, plan, machine, bits
+        self.element = bits // 8
+        row_tiles = -(-work.rows // plan.rows)
+        self.blocks = -(-row_tiles // plan.block)
+        self.panels = -(-work.columns // plan.columns)
+        self.left = work.batch * self.element * work.rows * work.depth
+        self.right = work.batch * self.element * work.depth * self.panels * plan.columns
+        self.result = work.batch * self.element * work.rows * work.columns
+        tasks = work.batch * self.blocks * self.panels
+        multiply_adds = float(work.batch * work.rows * work.depth * work.columns)
+        moved = self.left + self.right + self.result
+        self.forks = tasks > 1 and machine.worth_threads(multiply_adds, moved)
+        self.cores = min(cores, tasks) if self.forks else 1
+        self.steps = -(-tasks // self.cores) * plan.block * work.depth
+
+    def multiplying(self) -> float:
+        """Multiply, with all operands in L1."""
+        work, plan = self.work, self.plan
+        tile = tiles.Tile(plan.rows, plan.columns)
+        cycles = tiles.cycles(tile, self.machine, self.bits, work.columns)
+        time = self.steps * cycles * MATMUL.cycle / CORE.clock
+        if work.depth * work.row_stride * self.element % MATMUL.aliasing == 0:
+            # Rows of the left-hand side evict each other from a set of L1.
+            time *= 1 + max(plan.rows - MATMUL.ways, 0) * MATMUL.crowded
+        return time
+
+    def reading_right(self) -> float:
+        """Read weights from memory, and from nearer caches for each block after the first."""
+        plan, right = self.plan, self.right
+        # By columns, each core reads its own weights; by rows, each core reads all of them.
+        far = right if plan.rows_first and self.blocks > 1 else right / self.cores
+        near = max(right * self.blocks / self.cores - far, 0) * (1 if plan.block > 1 else 2)
+        far *= MATMUL.single_tile if plan.block == 1 and not self.machine.keeps(right) else 1
+        # While they are prefetched, tiles with many rows compute.
+        far *= min(1, MATMUL.hiding / (plan.block * plan.rows)) ** 2
+        return far * MATMUL.far_byte + near * MATMUL.near_byte
+
+    def spilling(self) -> float:
+        """Read parts of a panel again that L1 does not hold."""
+        plan = self.plan
+        part = plan.depth * plan.columns * self.element
+        if plan.block == 1 or part <= MATMUL.spills * self.machine.l1_bytes:
+            return 0.0
+        return self.steps * plan.columns * self.element * MATMUL.spilled_byte
+
+    def adding_sums(self) -> float:
+        """Add up the blocks of a reduction."""
+        parts = -(-self.work.depth // self.plan.depth)
+        return (parts - 1) * self.result / self.cores * MATMUL.sum_byte
+
+    def reading_left(self) -> float:
+        """Read the left-hand side again for each panel, if it is larger than L2."""
+        if self.machine.distance(self.left // self._shares) <= 1:
+            return 0.0
+        return self.left * self.panels / self.cores * MATMUL.left_byte
+
+    def fetching_left_of_others(self) -> float:
+        """Fetch rows that other cores wrote."""
+        shares = min(self._shares, self.cores)
+        return (self.left / shares - self.left / self.cores) * MATMUL.foreign_byte
+
+    def writing_by_columns(self) -> float:
+        """Write a result larger than L2 whose rows are written in pieces."""
+        by_columns = not self.plan.rows_first and self.panels > 1
+        if not by_columns or self.result <= self.machine.l2_bytes:
+            return 0.0
+        return self.result / self.cores * MATMUL.result_byte
+
+    @property
+    def _shares(self) -> int:
+        """Into how many parts the tasks divide the left-hand side."""
+        return self.work.batch * (self.blocks if self.plan.rows_first else 1)
 
 
 def longest_sum(depth: int) -> int:
