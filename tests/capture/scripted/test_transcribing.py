@@ -63,6 +63,7 @@ int(v * n)|str(n) + s|f"{n}-{m}"|"%d" % n|n < m < 5|min(n, 2.5)|max(n, m, 3)|hex
 math.pow(n, m)|x.shape|x.shape[0] * n|torch.tensor([m]) * (n ** 2)|torch.arange(3) * (m / 1)
 n %= m; n|n -= m; n|n **= 2; n|h = 7; h = h * n; h % 1000
 h = 9223372036854775807; h = h + 1; h * m|z = 0; n % z
+x.shape == (4,)|x.shape != (n,)|(4, 4) == x.size()|x.size() == x.shape
 5 % 0|z = 0; 7 // z|2 ** 64 * n|(-7) // 2|round(2.5) + n|9223372036854775807 + 1
 2 ** -1 + n|h = 2; for i in range(70): h = h * 3; h""".splitlines()
 #: Evaluated for each pair of floats.

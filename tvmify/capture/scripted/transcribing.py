@@ -308,6 +308,10 @@ class Transcript:
             return f"{{{', '.join(f'{key}: {item}' for key, item in pairs)}}}"
         if kind == "prim::TupleSlice":
             return f"{self._value(inputs[0])}[{node.i('beg')}:{node.i('end')}]"
+        if kind in ("aten::eq", "aten::ne") and any(map(_is_shape, inputs)):
+            # TorchScript makes a list of the tuple that the shape is compared with.
+            first, second = (f"tuple({self._value(value)})" for value in inputs)
+            return f"({first} {'==' if kind == 'aten::eq' else '!='} {second})"
         if kind in _CODES:
             self._refuse_texts(node)
         if kind in _TEXTS and any(v.node().kind() in _CODES for v in inputs):
@@ -368,6 +372,10 @@ class Transcript:
         for use in node.output().uses():
             if use.user.kind() in (*_TEXTS, "prim::ListConstruct", "prim::TupleConstruct"):
                 raise _refusal(node, "a dtype is converted to text, or stored in a container")
+
+
+def _is_shape(value: Any) -> bool:
+    return value.node().kind() == "aten::size" and value.type().kind() == "ListType"
 
 
 def _tuple(values: Any) -> str:
