@@ -298,14 +298,19 @@ def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
 def arange(importer: Importer, node: fx.Node) -> relax.Expr:
     """A range of symbolic length; others are constants."""
     given = arguments(node)
-    start, step = given.get("start", 0), given.get("step", 1)
+    start, step = _whole(given.get("start", 0)), _whole(given.get("step", 1))
     if isinstance(start, float) or isinstance(step, float):
         raise UnsupportedOperator([str(node.target)], "it is a range of floats of symbolic length")
     dtype = str(node.meta["val"].dtype).removeprefix("torch.")
 
-    def counted() -> te.Tensor:
+    def counted(start: Any, step: Any) -> te.Tensor:
         return te.compute(
             importer.shape(node), lambda i: (i * step + start).astype(dtype), name="arange"
         )
 
-    return importer.emit_te(counted, primfunc_name_hint="arange")
+    return importer.emit_te(counted, start, step, primfunc_name_hint="arange")
+
+
+def _whole(number: Any) -> Any:
+    """Return a number as an int if it is a whole one."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
