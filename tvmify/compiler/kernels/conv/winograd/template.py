@@ -146,14 +146,41 @@ class Winograd(Cut):
         return self._kernel(image, packed, exact)
 
     def _kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
-        height, width, rows = self.height, self.width, self.grid[0]
-        tall, (stride, apart) = self.tall, self.window.strides
-        # With rows of the filter in the reduction, the rows of whole chunks.
-        high = -(-tall // self.down) * self.down if self.taps > 1 else tall
+        height, width, tall = self.height, self.width, self.tall
         # Of planes whole vectors of tiles, which see a little of the next.
         columns = self.stretches[1] + 1 if self.planar else self.chunks[1] * self.across
-        size = (high * height, columns * width)
+        size = (self._padded_tall * height, columns * width)
         padded = pad(image, self.window, size, PAD, channels=self.channels, planar=self.planar)
+        pixel = self._pixel(padded)
+        data = self._planes(padded) if self.planar else self._data(pixel)
+        result = self._results(self._sums(data, packed))
+        spoilt = self._spoilt(result)
+        direct = self._direct(pixel, exact, outputs=int(packed.shape[0]))
+        lanes = self.tile.columns
+
+        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+            row, column, lane = b * tall + y // height, x // width, c % lanes
+            chunk = (row // self.down, column // self.across)
+            tile = (*chunk, c // lanes, row % self.down, column % self.across)
+            place = (*tile, y % height, x % width, lane)
+            flag = spoilt(*tile, lane // self.lanes)
+            return tirx.Select(flag == 0, result(*place), direct(*place))
+
+        return te.compute(self.out, store, name=STORE, attrs=named(*PIXEL))
+
+    @property
+    def _padded_tall(self) -> Expr:
+        """Rows of tiles in a padded image: whole chunks if the reduction has rows of the filter."""
+        return -(-self.tall // self.down) * self.down if self.taps > 1 else self.tall
+
+    def _pixel(self, padded: te.Tensor) -> Callable[..., Expr]:
+        """Return the function for elements of padded images."""
+        width, rows, tall, (stride, apart) = (
+            self.width,
+            self.grid[0],
+            self.tall,
+            self.window.strides,
+        )
 
         def pixel(place: Sequence[Expr], y: Expr, x: Expr, channel: Expr) -> Expr:
             """The element at (y, x) of the input of a tile, in one channel."""
@@ -166,18 +193,20 @@ class Winograd(Cut):
                 if sizes.is_static(rows) and rows % self.down:  # past the last row, read it again
                     row = tirx.min(row, rows - 1)
                 b, row = row // tall, row % tall
-            index = (b, row * height * stride + y, column + x, channel)
+            index = (b, row * self.height * stride + y, column + x, channel)
             return padded[tuple(index[axis] for axis in NCHW) if self.planar else index]
 
-        data = self._planes(padded) if self.planar else self._data(pixel)
-        result = self._results(self._sums(data, packed))
-        spoilt = self._spoilt(result)
-        outputs, lanes = int(packed.shape[0]), self.tile.columns
+        return pixel
+
+    def _direct(self, pixel: Callable[..., Expr], exact: te.Tensor, outputs: int) -> te.Tensor:
+        """Results by the definition of a convolution, for tiles that came out not finite."""
+        stride, apart = self.window.strides
         ry = te.reduce_axis((0, self.window.size[0]), "ry")
         rx = te.reduce_axis((0, self.window.size[1]), "rx")
         rc = te.reduce_axis((0, self.image[3]), "rc")
-        direct = te.compute(
-            (*self.chunks, outputs, self.down, self.across, height, width, lanes),
+        tile = (self.height, self.width, self.tile.columns)
+        return te.compute(
+            (*self.chunks, outputs, self.down, self.across, *tile),
             lambda fy, fx, t, dy, dx, y, x, lane: te.sum(
                 pixel((fy, fx, dy, dx), y * stride + ry, x * apart + rx, rc)
                 * exact[t, ry, rx, rc, lane],
@@ -189,16 +218,6 @@ class Winograd(Cut):
                 *("y", "x", LANE, "window_y", "window_x", "input"),
             ),
         )
-
-        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
-            row, column, lane = b * tall + y // height, x // width, c % lanes
-            chunk = (row // self.down, column // self.across)
-            tile = (*chunk, c // lanes, row % self.down, column % self.across)
-            place = (*tile, y % height, x % width, lane)
-            flag = spoilt(*tile, lane // self.lanes)
-            return tirx.Select(flag == 0, result(*place), direct(*place))
-
-        return te.compute(self.out, store, name=STORE, attrs=named(*PIXEL))
 
     def _data(self, pixel: Callable[..., Expr]) -> te.Tensor:
         """Inputs of every tile, transformed: ``[chunk, group, point, tile, channel]``.
