@@ -370,7 +370,7 @@ def test_scripting_does_not_mix_up_decorated_parts(inference: None) -> None:
         with pytest.warns((DeprecationWarning, FutureWarning)):
             torch.testing.assert_close(torch.jit.script(net)(X), expected)
         assert all(part() is not None for part in parts)
-    plain = undecorated(nn.Sequential(Bare(4), Bare(4)))
+    plain: Any = undecorated(nn.Sequential(Bare(4), Bare(4)))
     assert all(part.__prepare_scriptable__() is part for part in plain)
 
 
