@@ -87,7 +87,7 @@ def stream(net: Net, module: Callable[..., torch.Tensor], x: torch.Tensor) -> li
     ("compute", "compiled", "with_gradients"),
     [
         (dropout, True, False),
-        (unread_first, False, False),
+        (unread_first, True, False),
         (unread_only, False, False),
         (several, True, False),
         (normal, True, False),

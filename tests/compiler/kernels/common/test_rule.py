@@ -13,6 +13,7 @@ from tvm import relax, s_tir, tirx
 from tests.compiler.kernels.kernels import build, random, use_rules
 from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.microarchitecture import Microarchitecture
 
@@ -100,13 +101,13 @@ def test_function_is_analysed_once_for_all_rules(
     monkeypatch: pytest.MonkeyPatch,
 ):
     made = []
-    original = s_tir.Schedule.__init__
+    original = Schedule.__init__
 
-    def noted(self: s_tir.Schedule, *args: Any, **kwargs: Any) -> None:
+    def noted(self: Schedule, *args: Any, **kwargs: Any) -> None:
         made.append(self)
         original(self, *args, **kwargs)
 
-    monkeypatch.setattr(s_tir.Schedule, "__init__", noted)
+    monkeypatch.setattr(Schedule, "__init__", noted)
     use_rules(monkeypatch, Noting(), Noting(), Elementwise())
     build(doubled, [random(6, 40)])
     assert len(made) == 1
