@@ -32,7 +32,7 @@ TORCH = (
     Supported("2.12", "smoke"),
     Supported("2.13", "all"),
     Supported("2.14", "smoke"),
-    Supported("2.15", "smoke"),
+    Supported("2.15", "all"),
 )
 PYTHON = (
     Supported("3.10", "smoke"),
