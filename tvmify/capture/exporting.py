@@ -24,7 +24,6 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.capture.answers import answering_as_eager
@@ -47,6 +46,7 @@ from tvmify.torch_compat.bystanders import unseen_by_others
 from tvmify.torch_compat.caught_errors import caught_errors
 from tvmify.torch_compat.literals import known_literals
 from tvmify.torch_compat.memory import has_memory
+from tvmify.torch_compat.recording_mode import RecordingMode
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
 from tvmify.torch_compat.sizes_as_arguments import KeepingSizes
@@ -83,18 +83,11 @@ class FunctionModule(torch.nn.Module):
             return self.function(*args, **kwargs)
 
 
-class NoRealWrites(TorchDispatchMode):
+class NoRealWrites(RecordingMode):
     """Refuse writes to real tensors while a program is recorded with fake ones. Operators on
     tensors that are neither inputs nor buffers, such as those of a closure, run for real: recording
     would change the tensors.
     """
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let ``torch.cond`` and the like, which call Dynamo, be recorded."""
-        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -10,11 +10,12 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedOperator
 from tvmify.torch_compat.memory import has_memory
+from tvmify.torch_compat.recording_mode import RecordingMode
 
 _PLAIN = (torch.Tensor, torch.nn.Buffer)
 _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -72,10 +73,8 @@ def _is_small(value: torch.Tensor) -> bool:
     )
 
 
-class _Following(TorchDispatchMode):
+class _Following(RecordingMode):
     """Notes which buffers known tensors come from, and which of them are read or written."""
-
-    supports_higher_order_operators = True
 
     def __init__(self, known: Mapping[str, FakeTensor], read: set[str]) -> None:
         super().__init__()
@@ -85,11 +84,6 @@ class _Following(TorchDispatchMode):
             self._sources[fake] = frozenset([name])
         self._read = read
         self.written: set[str] = set()
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Let ``torch.cond`` and the like, which call Dynamo, be recorded."""
-        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -26,6 +26,7 @@ from torch.export.graph_signature import ArgumentSpec, ConstantArgument
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from tvmify.compiler.aten import operators
 from tvmify.torch_compat.symbols import SYMBOLS, identities_of, identity_of
 from tvmify.torch_compat.tracing import fake_modes
 
@@ -90,7 +91,7 @@ def _stands_alone(node: fx.Node) -> bool:
         return False
     if node.target is aten.detach_.default:  # of each literal: it changes no values
         return True
-    return not (isinstance(node.target, OpOverload) and node.target._schema.is_mutable)
+    return not operators.is_mutating(node)
 
 
 class _Expander:
