@@ -264,6 +264,20 @@ def test_buffers_and_arguments_are_written_in_place() -> None:
     assert total().eager == 0
 
 
+@pytest.mark.usefixtures("inference")
+def test_reset_of_dynamo_separates_earlier_graphs() -> None:
+    x = torch.randn(3, 8)
+    earlier = compiled(torch.sin)
+    earlier(x)
+    kept = graphs()  # whatever refers to them, such as a cycle that is not collected yet
+    torch._dynamo.reset()  # numbers the next graph as this one
+    later = compiled(lambda x: x.cos() + 1)
+    later(x)
+    assert [graph.origin.label.split()[1] for graph in graphs()] == ["0/0", "0/0"]
+    assert tvmify.cache_info(later).misses == 1
+    assert kept[0] in GRAPHS
+
+
 @pytest.mark.usefixtures("no_grad")
 def test_explain_and_cache_info_cover_all_graphs_of_one_model() -> None:
     class Broken(nn.Module):

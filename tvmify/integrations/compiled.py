@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list, innermost_fn
-from torch._guards import CompileId
 
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.integrations.calls import GRAPHS
@@ -37,16 +36,16 @@ def dispatchers_of_compiled(subject: Any) -> list[Dispatcher] | None:
         functions = [subject]
     else:
         return None
-    numbers = _compilations(functions)
-    found = [graph for graph in list(GRAPHS) if graph.origin.number in numbers]
+    called = _called_from(functions)
+    found = [graph for graph in list(GRAPHS) if graph.origin.backend_id in called]
     found.sort(key=lambda graph: graph.origin.label)
     return [dispatcher for graph in found for dispatcher in graph.dispatchers_for(weights)]
 
 
-def _compilations(functions: Iterable[Callable[..., Any]]) -> set[CompileId]:
-    """Return the numbers of Dynamo's compilations of some functions."""
+def _called_from(functions: Iterable[Callable[..., Any]]) -> set[str]:
+    """Return the names that the code which Dynamo made of some functions refers to."""
     todo, seen = list(functions), set()
-    numbers: set[CompileId] = set()
+    names: set[str] = set()
     while todo:
         function = innermost_fn(todo.pop())
         function = getattr(function, "__func__", function)  # of a bound method
@@ -55,11 +54,11 @@ def _compilations(functions: Iterable[Callable[..., Any]]) -> set[CompileId]:
             continue
         seen.add(code)
         for entry in _debug_get_cache_entry_list(code):
-            numbers.add(entry.compile_id)
+            names.update(entry.code.co_names)
             # The code after a graph break is a separate function.
             todo += [
                 function.__globals__[name]
                 for name in entry.code.co_names
                 if name.startswith("__resume_at") and name in function.__globals__
             ]
-    return numbers
+    return names

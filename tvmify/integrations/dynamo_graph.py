@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import CompileContext, CompileId
+from torch._guards import CompileContext
 
 from tvmify.capture import RecordedGraph
 
@@ -31,20 +31,21 @@ class Origin:
     ----------
     label
         For messages: the number of the graph, and the function and line where its code begins.
-    number
-        Dynamo's number of the compilation.
+    backend_id
+        The name under which the code that Dynamo made calls the graph. It is unique in a process,
+        unlike Dynamo's number of the compilation, which starts anew with ``torch._dynamo.reset()``.
     parameters
         The identities of the parameters that Dynamo recorded it with.
     """
 
     label: str
-    number: CompileId | None
+    backend_id: str | None
     parameters: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> Origin:
         """Return that of a graph of Dynamo."""
-        number = CompileContext.current_compile_id()
+        number, backend_id = CompileContext.current_compile_id(), module.meta.get("backend_id")
         parameters = frozenset(id(x) for x in inputs if isinstance(x, torch.nn.Parameter))
         for node in module.graph.nodes:
             rows = (node.meta.get("stack_trace") or "").strip().splitlines()
@@ -53,12 +54,12 @@ class Origin:
                 file = file.removeprefix("File ").strip('"').rpartition("/")[2]
                 place = f"{file}:{line.removeprefix('line ')}"
                 label = f"graph {number} ({code.removeprefix('in ')}, {place})"
-                return cls(label, number, parameters)
-        return cls(f"graph {number}", number, parameters)
+                return cls(label, backend_id, parameters)
+        return cls(f"graph {number}", backend_id, parameters)
 
     def part(self, name: str) -> Origin:
         """Return that of a part of the graph."""
-        return Origin(f"{self.label}, {name}", self.number, self.parameters)
+        return Origin(f"{self.label}, {name}", self.backend_id, self.parameters)
 
 
 @dataclass(frozen=True)

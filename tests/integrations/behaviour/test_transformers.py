@@ -47,8 +47,7 @@ def test_second_program_serves_all_later_lengths(make: Any, keywords: dict[str, 
         got = fast(tokens, **keywords)[0]
         assert_close_to_reference(got, lambda tokens: model(tokens, **keywords)[0], (tokens,))
     info = tvmify.cache_info(fast)
-    # In some processes, after other tests, a graph more ran in eager, once; the cause is not known.
-    assert info.builds == 2 and info.eager <= 1, info
+    assert (info.builds, info.eager) == (2, 0)
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
@@ -68,4 +67,4 @@ def test_generate_builds_two_prompt_and_two_step_programs(make: Any, cache: str 
         given["attention_mask"][0, :2] = 0  # padding: the mask is an argument of the graphs
         assert torch.equal(fast.generate(**given), model.generate(**given))
     info = tvmify.cache_info(fast.forward)
-    assert info.builds == 4 and info.eager <= 1, info  # as above
+    assert (info.builds, info.eager) == (4, 0)
