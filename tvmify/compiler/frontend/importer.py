@@ -16,23 +16,12 @@ import torch
 import tvm
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, OutputKind
+from torch.export.graph_signature import OutputKind
 from tvm import relax, te, tirx
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from tvmify.artifact.recorded_shapes import equal_sizes, symbol_names
-from tvmify.artifact.results import (
-    Argument,
-    Computed,
-    ComputedSize,
-    Constant,
-    Repeated,
-    Result,
-    StateTensor,
-    View,
-)
 from tvmify.artifact.structure import structure_text
-from tvmify.artifact.writes import Write
 from tvmify.compiler.aten import operators
 from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.frontend.constants import constant_of
@@ -42,16 +31,16 @@ from tvmify.compiler.frontend.dtypes import DTYPES, checked_dtype, dtype_name
 from tvmify.compiler.frontend.empties import is_empty, refuse_what_raises
 from tvmify.compiler.frontend.formulas import Formulas
 from tvmify.compiler.frontend.imported import Imported
+from tvmify.compiler.frontend.outputs import Outputs
 from tvmify.compiler.frontend.parameters import parameters
 from tvmify.compiler.frontend.refusals import refuse
-from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, Writable, written_bases
+from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, written_bases
 from tvmify.compiler.frontend.stock import STOCK
 from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
-from tvmify.errors import NothingToCompute, UnsupportedOperator
-from tvmify.torch_compat.symbols import SYMBOLS
+from tvmify.errors import UnsupportedOperator
 
 _LOG = logging.getLogger(__name__)
 
@@ -73,6 +62,8 @@ def import_program(decomposed: Decomposed, unpacked: Sequence[str] = ()) -> Impo
         message names all of them), or decomposition lost one of its writes.
     UnsupportedInput
         A tensor has a dtype that TVM cannot hold.
+    NothingToCompute
+        The program only returns arguments or constants.
     """
     known = CONVERTERS.keys() | STOCK
     symbols = Symbols(symbol_names(decomposed.program), equal_sizes(decomposed.program))
@@ -178,6 +169,13 @@ class Importer(ExportedProgramImporter):
             self._operands[value, dtype] = self.tensor(value, dtype)
         return self._operands[value, dtype]
 
+    def returned(self) -> list[tuple[Any, Any]]:
+        """Return the specification and the value of each user output."""
+        (results,) = self.program.graph.output_node().args
+        specs = self.program.graph_signature.output_specs
+        pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
+        return [(spec.arg, node) for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
+
     # ---------------------------------------------------------------- the translation
 
     def run(self) -> Imported:
@@ -192,8 +190,8 @@ class Importer(ExportedProgramImporter):
                     self._bind_constants()
                     for node in operators.calls(self.program.graph):
                         self.env[node] = self._translate(node)
-                    tensors, outputs, writes = self._outputs()
-                    result = self.block_builder.emit_output(relax.Tuple(tensors))
+                    outputs = Outputs(self)
+                    result = self.block_builder.emit_output(relax.Tuple(outputs.tensors))
                 self.block_builder.emit_func_output(result)
             except Exception:
                 self.block_builder._end_block()  # else its destructor prints a complaint
@@ -203,8 +201,8 @@ class Importer(ExportedProgramImporter):
             inputs=tuple(inputs),
             state=tuple(self.state),
             weights=tuple(weights),
-            writes=writes,
-            outputs=outputs,
+            writes=outputs.writes,
+            outputs=outputs.results,
             needs_contiguous=self.shared.depends_on_strides,
             output_structure=structure_text(self.program.call_spec.out_spec),
             operators=operators.count(self.program.graph.nodes),
@@ -317,74 +315,10 @@ class Importer(ExportedProgramImporter):
         dtype = dtype_name(expected.dtype)
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
 
-    def _outputs(self) -> tuple[list[relax.Expr], tuple[Result, ...], tuple[Write, ...]]:
-        """Return the tensors that ``main`` computes, the results made of them, and the writes."""
-        returned = self._returned()
-        tensors: list[relax.Expr] = []
-        position: dict[Any, int] = {}
-
-        def stored(result: int) -> int:
-            _, node = returned[result]
-            if result not in position:
-                order = self.shared.orders.get(result)
-                checked_dtype(node.meta["val"], node.name)  # refuses complex ones
-                value = self.env[node]
-                position[result] = len(tensors)
-                if order is None:
-                    position.setdefault(node, len(tensors))
-                elif order != tuple(range(len(order))):
-                    value = self.emit(relax.op.permute_dims(value, order))
-                tensors.append(value)
-            return position[result]
-
-        def output(result: int) -> Result:
-            arg, node = returned[result]
-            if isinstance(arg, ConstantArgument):
-                return Constant(arg.value)
-            if isinstance(node, torch.SymInt):
-                return ComputedSize(self.symbols.stored(node))
-            if isinstance(node, SYMBOLS):
-                raise UnsupportedOperator(["aten.sym_size.int"], f"a result that is {node}")
-            place = self.shared.places[result]
-            if place is None:
-                return Computed(stored(result))
-            if not isinstance(place.base, Repeated):
-                base = self._found(place.base)
-                return base if place.geometry is None else View(base, place.geometry)
-            if place.geometry is None:
-                return place.base
-            return View(Computed(stored(place.base.result)), place.geometry)
-
-        outputs = tuple(output(result) for result in range(len(returned)))
-        writes = []
-        for base, node in self.written.items():
-            if node not in position:
-                position[node] = len(tensors)
-                tensors.append(self.env[node])
-            writes.append(Write(self._found(base), Computed(position[node])))
-        if not tensors:
-            raise NothingToCompute(
-                "the program computes no tensors: it only returns arguments or constants",
-                "Run it in eager PyTorch: compiling it would gain nothing.",
-            )
-        return tensors, outputs, tuple(writes)
-
-    def _returned(self) -> list[tuple[Any, Any]]:
-        """Return the specification and the value of each user output."""
-        (results,) = self.program.graph.output_node().args
-        specs = self.program.graph_signature.output_specs
-        pairs = zip(specs, results, strict=True)  # type: ignore[arg-type]
-        return [(spec.arg, node) for spec, node in pairs if spec.kind is OutputKind.USER_OUTPUT]
-
     def _owned(self) -> set[fx.Node]:
         """Return the results with memory of their own."""
-        pairs = zip(self._returned(), self.shared.places, strict=True)
+        pairs = zip(self.returned(), self.shared.places, strict=True)
         return {node for (_, node), place in pairs if place is None and isinstance(node, fx.Node)}
-
-    def _found(self, base: Writable) -> Argument | StateTensor:
-        if isinstance(base, ModuleTensor):
-            return StateTensor(self.state.index(base.name))
-        return base
 
 
 def _lacks_results(node: fx.Node, value: Any) -> bool:
