@@ -165,39 +165,43 @@ class _Walk:
         return ", ".join(self._text(value) for value in block.outputs())
 
     def _node(self, node: torch._C.Node, indent: str) -> None:
+        known = [self._known.get(value.debugName(), _UNKNOWN) for value in node.inputs()]
+        if self._is_evaluated(node, known, indent):
+            return
+        if interprets(node):
+            self._operation(node, known, indent)
+            return
+        place = where(node)
+        if node.kind() == "prim::SetAttr" and isinstance(known[0], ModulePath):
+            place = f"forward sets the attribute {known[0].attribute(node.s('name'))}"
+        self._unsupported.append((qualified_name(node), place))
+
+    def _is_evaluated(self, node: torch._C.Node, known: list[Any], indent: str) -> bool:
+        """Evaluate a node, if constants and attributes suffice for that; return whether they do."""
         kind = node.kind()
         outputs = list(node.outputs())
         if kind == "prim::Constant":
             if outputs[0].type().kind() != "FunctionType":  # of calls that have been inlined
                 self._known[outputs[0].debugName()] = outputs[0].toIValue()
-            return
-        names = [value.debugName() for value in node.inputs()]
-        known = [self._known.get(name, _UNKNOWN) for name in names]
-        if kind == "prim::GetAttr" and isinstance(known[0], ModulePath):
+        elif kind == "prim::GetAttr" and isinstance(known[0], ModulePath):
             path = known[0].attribute(node.s("name"))
             self._known[outputs[0].debugName()] = value = self._state.find(path)
             if not isinstance(value, (ModulePath, WeightName)):
                 self._texts[outputs[0].debugName()] = f"{path}={literal_text(value)}"
-            return
-        if kind in _CONDITIONS and all(isinstance(value, _PLAIN) for value in known):
+        elif kind in _CONDITIONS and all(isinstance(value, _PLAIN) for value in known):
             self._known[outputs[0].debugName()] = _CONDITIONS[kind](*known)
-            return
-        if kind in ("aten::__is__", "aten::__isnot__") and _is_weight_and_none(known):
+        elif kind in ("aten::__is__", "aten::__isnot__") and _is_weight_and_none(known):
             self._known[outputs[0].debugName()] = kind == "aten::__isnot__"
-            return
-        if kind == "prim::If" and isinstance(known[0], bool):
+        elif kind == "prim::If" and isinstance(known[0], bool):
             self._taken(list(node.blocks())[0 if known[0] else 1], outputs, indent)
-            return
-        if kind == "prim::SetAttr" and _is_written_in_place(node, known):
-            return
-        operation = qualified_name(node)
-        if not interprets(node):
-            place = where(node)
-            if kind == "prim::SetAttr" and isinstance(known[0], ModulePath):
-                place = f"forward sets the attribute {known[0].attribute(node.s('name'))}"
-            self._unsupported.append((operation, place))
-            return
-        operation += self._rules(node)
+        else:
+            return kind == "prim::SetAttr" and _is_written_in_place(node, known)
+        return True
+
+    def _operation(self, node: torch._C.Node, known: list[Any], indent: str) -> None:
+        """Describe a node, and the blocks in it."""
+        outputs = list(node.outputs())
+        operation = qualified_name(node) + self._rules(node)
         operands = ", ".join(self._text(value) for value in node.inputs())
         extra = "".join(f" {name}={_node_attribute(node, name)}" for name in node.attributeNames())
         position = len(self._lines)
@@ -209,7 +213,7 @@ class _Walk:
             self._lines.append(f"{indent}    yield {results}")
         results = ", ".join(f"{self._number(o)}: {type_text(o.type())}" for o in outputs)
         self._lines[position] = f"{indent}{results} = {operation}({operands}){extra}"
-        if kind.endswith("_") and not kind.endswith("__") and isinstance(known[0], WeightName):
+        if _is_in_place(node.kind()) and isinstance(known[0], WeightName):
             self._known[outputs[0].debugName()] = known[0]  # itself, written to
 
     def _rules(self, node: torch._C.Node) -> str:
@@ -253,6 +257,10 @@ _CONDITIONS = {
     "aten::ne": operator.ne,
     "prim::unchecked_cast": lambda value: value,
 }
+
+
+def _is_in_place(kind: str) -> bool:
+    return kind.endswith("_") and not kind.endswith("__")
 
 
 def _is_weight_and_none(known: list[Any]) -> bool:

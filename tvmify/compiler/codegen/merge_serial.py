@@ -103,15 +103,30 @@ class _Merging:
         inside = {binding.var for binding in run}
         read = [x for binding in run for x in binding.value.args[1].fields]
         given = [x for x in dict.fromkeys(read) if x not in inside]
-        results = [binding.var for binding in run if self._is_read_outside(binding.var, run)]
         sizes = Bindings().of(x.ty.shape.values for x in given)
         # A function can only return sizes that its arguments show.
         shown = set(sizes.variables)
         made = [size for x in inside for ty in _tensors(x.ty) for size in ty.shape.values]
         if not shown.issuperset(v for size in made for v in variables_of(size)):
             return run
-        places = {x: relax.Var(f"p{i}", sizes.apply_to_type(x.ty)) for i, x in enumerate(given)}
+        results = [binding.var for binding in run if self._is_read_outside(binding.var, run)]
+        function = self._function(run, given, results, sizes)
+        kernels = [self.kernels[_callee(binding)] for binding in run]
+        self.merged[function.name_hint] = [
+            flag for flag in _SAID if any(flag in kernel.attrs for kernel in kernels)
+        ]
+        return _bound(results, relax.Call(function, given))
+
+    def _function(
+        self,
+        run: list[relax.Binding],
+        given: list[relax.Var],
+        results: list[relax.Var],
+        sizes: Bindings,
+    ) -> tvm.ir.GlobalVar:
+        """Make a function that calls the kernels of a run."""
         builder = self.builder
+        places = {x: relax.Var(f"p{i}", sizes.apply_to_type(x.ty)) for i, x in enumerate(given)}
         with builder.function("serial", list(places.values()), {"Primitive": True}, private=True):
             with builder.dataflow():
                 for binding in run:
@@ -121,26 +136,25 @@ class _Merging:
                     part = relax.Call(call.op, [call.args[0], arguments], call.attrs, types)
                     places[binding.var] = builder.emit(part)
                 outputs = [builder.emit_output(places[x]) for x in results]
-            function = builder.emit_func_output(
+            return builder.emit_func_output(
                 outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
             )
-        kernels = [self.kernels[_callee(binding)] for binding in run]
-        self.merged[function.name_hint] = [
-            flag for flag in _SAID if any(flag in kernel.attrs for kernel in kernels)
-        ]
-        call = relax.Call(function, given)
-        if len(results) == 1:
-            return [relax.VarBinding(results[0], call)]
-        every = relax.DataflowVar("serial", relax.TupleType([x.ty for x in results]))
-        fields = [relax.TupleGetItem(every, i) for i in range(len(results))]
-        return [
-            relax.VarBinding(every, call),
-            *(relax.VarBinding(x, field) for x, field in zip(results, fields, strict=True)),
-        ]
 
     def _is_read_outside(self, variable: relax.Var, run: list[relax.Binding]) -> bool:
         within = sum(variable in relax.analysis.free_vars(binding.value) for binding in run)
         return self.readers.get(variable, 0) > within
+
+
+def _bound(results: list[relax.Var], call: relax.Call) -> list[relax.Binding]:
+    """Bind the results of a call, which is a tuple if there are several."""
+    if len(results) == 1:
+        return [relax.VarBinding(results[0], call)]
+    every = relax.DataflowVar("serial", relax.TupleType([x.ty for x in results]))
+    fields = [relax.TupleGetItem(every, i) for i in range(len(results))]
+    return [
+        relax.VarBinding(every, call),
+        *(relax.VarBinding(x, field) for x, field in zip(results, fields, strict=True)),
+    ]
 
 
 def _tensors(ty: tvm.ir.Type) -> list[relax.TensorType]:

@@ -54,16 +54,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     if any(axis.before < 0 or axis.after < 0 for axis in axes):
         if of_any_size:
             return plain(builder, call)
-        begin = [0, *(max(-axis.before, 0) for axis in axes), 0]
-        end = [
-            size - max(-cut, 0)
-            for size, cut in zip(image, [0, *(axis.after for axis in axes), 0], strict=True)
-        ]
-        if sizes.is_static(image[0]):
-            cut: tuple[list[int], ...] = (begin, end)
-        else:
-            cut = (begin[1:], end[1:], [1, 1, 1], [1, 2, 3])
-        data = builder.emit(builder.call_te(topi.strided_slice, data, *cut))
+        data = _cropped(builder, data, axes)
 
     inside = sizes.Variables().of(map(sizes.simplified, out))
 
@@ -126,6 +117,18 @@ class Axis:
         """The block in which an output pixel lies, and its place there."""
         shifted = position + self.padding
         return shifted // self.stride - self.first, shifted % self.stride
+
+
+def _cropped(builder: relax.BlockBuilder, data: Expr, axes: Sequence[Axis]) -> Expr:
+    """Leave out the pixels that no result needs."""
+    image = sizes.sizes_of(data.ty.shape)
+    begin = [0, *(max(-axis.before, 0) for axis in axes), 0]
+    cuts = [0, *(max(-axis.after, 0) for axis in axes), 0]
+    end = [size - cut for size, cut in zip(image, cuts, strict=True)]
+    if sizes.is_static(image[0]):
+        return builder.emit(builder.call_te(topi.strided_slice, data, begin, end))
+    ranges = begin[1:], end[1:], [1, 1, 1], [1, 2, 3]  # not along the batch
+    return builder.emit(builder.call_te(topi.strided_slice, data, *ranges))
 
 
 def _arrange(kernel: te.Tensor, vertical: Axis, horizontal: Axis) -> te.Tensor:
