@@ -246,7 +246,7 @@ class CompileOptions:
         """Whether to draw the stages of a compilation on standard error."""
         if self.progress is not None:
             return self.progress
-        return sys.stderr is not None and sys.stderr.isatty()
+        return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
 
 
 def options_of_mode(mode: str | None) -> Mapping[str, Any]:

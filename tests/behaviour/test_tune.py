@@ -11,7 +11,6 @@ from torch import nn
 from tvmify import save, tvmify
 from tvmify.compiler.cuda import nvcc
 from tvmify.dispatch import load_or_build
-from tvmify.dispatch.progress import Stages
 from tvmify.runtime import measure_on
 from tvmify.target import Target
 
@@ -81,13 +80,3 @@ def test_gpu_candidates_are_timed_on_the_device():
     on_gpu = load_or_build._stopwatch(Target("cuda"), (), {})
     assert (on_gpu.func, on_gpu.args) == (measure_on, (torch.device("cuda"),))
     assert load_or_build._stopwatch(Target("llvm"), (torch.zeros(2),), {}) is load_or_build.measure
-
-
-def test_progress_is_drawn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws on what it takes for a terminal only
-    with Stages("net", visible=True) as stages:
-        stages.begin("tune")
-        stages.advance(3, 8)
-    assert "tune" in (drawn := capsys.readouterr().err)
-    assert "3/8" in drawn
-    assert list(stages.seconds) == ["tune"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import time
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO, cast
 
 from typing_extensions import Self
 
@@ -13,6 +15,25 @@ from tvmify.system import forks
 from tvmify.system.signals import HeldSignals, handle_signals
 
 _LOG = logging.getLogger(__name__)
+
+
+class _Screen:
+    """Standard error without its errors: a terminal that was closed must not fail a call."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
 
 
 class Stages:
@@ -43,7 +64,8 @@ class Stages:
         self.seconds: dict[str, float] = {}
         self.subject = subject
         self._visible = visible
-        self._status: Any = None
+        self._display: Any = None
+        self._spinner: Any = None
         self._stage: tuple[str, float] | None = None
         self._signals = HeldSignals()
 
@@ -79,14 +101,26 @@ class Stages:
             self._draw(line)
 
     def _draw(self, text: Any) -> None:
-        if self._status is None:
-            # Imported here, since a process without a display does not need it.
-            from rich.console import Console
+        if self._display is not None:
+            self._spinner.update(text=text)
+            return
+        # Imported here, since a process without a display does not need it.
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
 
-            self._status = Console(stderr=True).status(text)
-            self._status.start()
-        else:
-            self._status.update(text)
+        screen = None if sys.stderr is None else cast("TextIO", _Screen(sys.stderr))
+        self._spinner = Spinner("dots", text)
+        # What other threads print meanwhile goes where it belongs, such as to a file.
+        self._display = Live(
+            self._spinner,
+            console=Console(file=screen, stderr=True),
+            refresh_per_second=12.5,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._display.start()
 
     def __enter__(self) -> Self:
         self._signals.__enter__()
@@ -99,6 +133,6 @@ class Stages:
         trace: TracebackType | None,
     ) -> None:
         self.end()
-        if self._status is not None:
-            self._status.stop()
+        if self._display is not None:
+            self._display.stop()
         self._signals.__exit__(kind, error, trace)
