@@ -23,7 +23,7 @@ from tests.threads import together
 from tests.tolerances import assert_close_to_reference
 from tvmify import TensorSpec, TvmifyWarning
 from tvmify import tvmify as decorate
-from tvmify.dispatch import dispatcher
+from tvmify.dispatch import dispatcher, module_state
 from tvmify.dispatch.progress import Stages
 
 
@@ -340,6 +340,53 @@ def test_what_a_module_calls_is_compiled_if_it_changes_itself_each_time(*, count
     assert info.builds == 1
     (method,) = fast.explain().methods
     assert {part.name for part in method.parts} == {"Remembers.body"}
+
+
+class Anchors(nn.Module):
+    """As torchvision's detectors: each call sets an attribute, the second and later ones to an
+    equal list.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.anchors: list[torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.anchors = list(self.anchors or [torch.ones(4)])
+        y = self.body(x)
+        return y + self.anchors[0] if len(y[y > 0].unique()) > 1 else y
+
+
+@pytest.mark.usefixtures("inference")
+def test_what_forward_sets_to_equal_values_is_not_inspected_for_ever(
+    monkeypatch: pytest.MonkeyPatch, captured: list[int]
+) -> None:
+    inspected: list[object] = []
+    watch = module_state.watch
+
+    def counted(module: nn.Module, *args: Any, **keywords: Any) -> Any:
+        inspected.append(module)
+        return watch(module, *args, **keywords)
+
+    monkeypatch.setattr(module_state, "watch", counted)
+    net = Anchors().eval()
+    fast: Any = decorate(copy.deepcopy(net), compare=False)
+    counts = []
+    for _ in range(12):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(fast(x), net(x))
+        counts.append(len(inspected))
+    assert counts[-1] == counts[-4]
+    info = fast.cache_info()
+    assert (info.builds, info.eager) == (1, 0)
+    (method,) = fast.explain().methods
+    assert [(part.name, part.info.misses) for part in method.parts] == [("Anchors.body", 1)]
+    fast.body = nn.Linear(4, 4).eval()
+    net.body = fast.body
+    torch.testing.assert_close(fast(x), net(x))
+    fast.anchors = net.anchors = [torch.zeros(4)]
+    torch.testing.assert_close(fast(x), net(x))
 
 
 def test_module_initialized_by_first_call_compiles_at_second() -> None:

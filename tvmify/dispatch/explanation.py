@@ -14,7 +14,7 @@ from tvmify.dispatch.outcome import Choice, Compiled, Outcome, Partitioned
 if TYPE_CHECKING:
     from tvmify.cache import Neighbours
     from tvmify.dispatch.outcomes import Outcomes
-    from tvmify.dispatch.parts import Parts
+    from tvmify.dispatch.parts import ReportsCalls
 
 
 def explain(
@@ -33,11 +33,12 @@ def explain(
     neighbours
         Finds the most similar entries of the disk cache.
     """
+    explained = [part.explain(neighbours) for part in _parts_of(outcomes)]
     return ExplainedSubject(
         name=name,
         info=info,
         signatures=tuple(_explained(outcome, neighbours) for outcome in outcomes),
-        parts=tuple(x for parts in _parts_of(outcomes) for x in parts.explain(neighbours)),
+        parts=tuple(x for x in explained if x.info.hits or x.info.misses),
     )
 
 
@@ -65,7 +66,7 @@ def info_of(memory: Outcomes, counts: Counts, latest_hits: int) -> CacheInfo:
         evictions=memory.evictions,
         postponed=counts.postponed,
     )
-    return info.with_parts(x for parts in _parts_of(outcomes) for x in parts.cache_infos())
+    return info.with_parts(part.cache_info() for part in _parts_of(outcomes))
 
 
 def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
@@ -101,6 +102,7 @@ def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
     return replace(explained, runs="eager", reason=why.reason, next_step=why.next_step)
 
 
-def _parts_of(outcomes: Iterable[Outcome]) -> list[Parts]:
+def _parts_of(outcomes: Iterable[Outcome]) -> list[ReportsCalls]:
     """Return the distinct parts by which outcomes run."""
-    return list(dict.fromkeys(x.parts for x in outcomes if isinstance(x, Partitioned)))
+    partitioned = (outcome.parts for outcome in outcomes if isinstance(outcome, Partitioned))
+    return list(dict.fromkeys(part for parts in partitioned for part in parts.parts))

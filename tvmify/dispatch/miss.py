@@ -341,7 +341,7 @@ class Miss:
     def _partitioned(self, reason: NotCompiled) -> Partitioned | Eager:
         subject, module, request = self._subject, self._module, self._request
         try:
-            parts = parts_instead(subject, module.current, reason, self._shared.make_part)
+            parts = parts_instead(subject, module, reason, self._shared.make_part)
             if parts is None:
                 return Eager(self._facts, reason)
             bound: Bound = module.bind_parts(parts)

@@ -129,7 +129,7 @@ class Misses:
         try:
             assert module.watched is not None
             differentiable = check_modes(module.watched, args, kwargs)
-            parts = parts_instead(shared.subject, module.current, reason, shared.make_part)
+            parts = parts_instead(shared.subject, module, reason, shared.make_part)
             if parts is None:
                 return Eager(facts, reason)
             eager = shared.subject.call(args, kwargs)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Program, present, resolve
-from tvmify.dispatch.parts import Parts
+from tvmify.dispatch.parts import MakePart, PartCalls, Parts
 from tvmify.dispatch.replay import replay
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import HasEffects, NotCompiled
@@ -48,6 +50,12 @@ class State:
     #: Whether a capture has seen side effects that a later one may not have.
     had_effects: bool = False
 
+    @property
+    def sets_attributes(self) -> bool:
+        """Whether calls may set attributes of the module, which forward reads itself."""
+        parts = (parts for parts in (self.parts, self.children) if parts is not None)
+        return self.changes_itself or any(each.runs_in_python for each in parts)
+
 
 class ModuleState:
     """The module of a dispatcher; for a function, the tensors that it reads besides its arguments.
@@ -80,6 +88,8 @@ class ModuleState:
         self._own_changes = 0
         # Names of what forward sets, once it runs in Python: it reads them itself.
         self._own_attributes: set[str] = set()
+        # What calls each submodule, which watches it by itself, whatever the state of the module.
+        self._submodules: dict[str, tuple[weakref.ref[nn.Module], type, PartCalls]] = {}
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
         # Names of buffers whose values programs depend on.
@@ -100,7 +110,7 @@ class ModuleState:
         """Inspect the whole module: find its state, and watch it for changes."""
         watched = self._watch()
         state = self._states.get(watched.state)
-        is_own = self.current.changes_itself or self.changes_itself is not None
+        is_own = self.current.sets_attributes or self.changes_itself is not None
         if is_own and self.watched is not None:
             names = watched.changes_since(self.watched)
             self._own_changes += bool(names)
@@ -148,11 +158,29 @@ class ModuleState:
         self._states.clear()
         self._own_changes = 0
         self._own_attributes.clear()
+        self._submodules.clear()
         self._written.clear()
         self._read.clear()
         self.current = State(next(self._numbers))
         self._constants.clear()
         self._constants_guard = None
+
+    def submodule(self, subject: Subject, make_part: MakePart) -> PartCalls:
+        """Return what calls a submodule; the same in all states of the module.
+
+        Parameters
+        ----------
+        subject
+            The submodule.
+        make_part
+            Makes its dispatcher.
+        """
+        child: Any = subject.module()
+        known, cls, calls = self._submodules.get(subject.name, (None, None, None))
+        if calls is None or known is None or known() is not child or cls is not type(child):
+            calls = make_part(subject)
+            self._submodules[subject.name] = weakref.ref(child), type(child), calls
+        return calls
 
     def tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:
         """Return the tensors of the module of these names."""

@@ -17,19 +17,23 @@ if TYPE_CHECKING:
     from tvmify.dispatch.explained import ExplainedSubject
 
 
-class PartCalls(Protocol):
-    """Runs the calls of one part: a `Dispatcher`."""
-
-    def __call__(self, args: Args, kwargs: Kwargs) -> Any:
-        """Run one call."""
+class ReportsCalls(Protocol):
+    """Reports what the calls of one part have done."""
 
     def cache_info(self) -> CacheInfo:
         """Return what its caches have done so far."""
         ...
 
-    def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:
+    def explain(self, neighbours: Neighbours) -> ExplainedSubject:
         """Return what ran where, and why."""
         ...
+
+
+class PartCalls(ReportsCalls, Protocol):
+    """Runs the calls of one part: a `Dispatcher`."""
+
+    def __call__(self, args: Args, kwargs: Kwargs) -> Any:
+        """Run one call."""
 
 
 #: Makes the dispatcher of a part.
@@ -49,12 +53,21 @@ class Parts(Protocol):
         Whether a call may have side effects.
     is_random
         Whether it may draw random numbers.
+    runs_in_python
+        Whether forward runs in Python, so that it may set attributes of the module, and reads them
+        itself.
     """
 
     reason: NotCompiled
     how: str
     has_effects: bool
     is_random: bool
+    runs_in_python: bool
+
+    @property
+    def parts(self) -> Sequence[ReportsCalls]:
+        """Return those that are compiled separately."""
+        ...
 
     def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
         """Run one call."""
@@ -64,12 +77,4 @@ class Parts(Protocol):
 
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Take the current tensors of the module, and return them by name."""
-        ...
-
-    def cache_infos(self) -> list[CacheInfo]:
-        """Return the counts of each part."""
-        ...
-
-    def explain(self, neighbours: Neighbours) -> Sequence[ExplainedSubject]:
-        """Return how each part runs."""
         ...

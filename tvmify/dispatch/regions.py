@@ -22,7 +22,7 @@ from tvmify.capture import REGION_SCHEMA, Part, drive
 from tvmify.dispatch.agreement import is_same_result
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.explained import ExplainedSubject
-from tvmify.dispatch.module_state import State
+from tvmify.dispatch.module_state import ModuleState
 from tvmify.dispatch.parts import MakePart, PartCalls, Parts
 from tvmify.dispatch.subject import Subject
 from tvmify.dispatch.submodules import Children
@@ -73,12 +73,16 @@ class Driven:
         Whether a call may have side effects.
     is_random
         Whether it may draw random numbers.
+    parts
+        Its regions.
 
     Raises
     ------
     NotCompiled
         No part of it can run compiled this way.
     """
+
+    runs_in_python = False  # the driver has the attributes' values
 
     def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
         self.reason = reason
@@ -91,12 +95,12 @@ class Driven:
         )
         runs = "TorchScript" if self._is_scripted else "Python"
         self.how = f"control flow runs in {runs}, and the regions between are compiled separately"
-        self._regions: list[_Region] = []
+        self.parts: list[_Region] = []
         for number, part in driver.parts.items():
-            name = f"{subject.name}, region {len(self._regions) + 1}"
+            name = f"{subject.name}, region {len(self.parts) + 1}"
             calls = make_part(_region(name, part, subject.options))
             region = _REGIONS[number] = _Region(calls, part, self._is_scripted)
-            self._regions.append(region)
+            self.parts.append(region)
 
     def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
         """Run one call; errors of regions reach the caller."""
@@ -178,29 +182,16 @@ class Driven:
         """Take the current tensors of the module, and return them by name."""
         return self._driver.bind(module)
 
-    def cache_infos(self) -> list[CacheInfo]:
-        """Return the counts of each region."""
-        return [region.calls.cache_info() for region in self._regions]
-
-    def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
-        """Return how each region runs."""
-        return [
-            replace(
-                region.calls.explain(neighbours), operators=dict(sorted(region.operators.items()))
-            )
-            for region in self._regions
-        ]
-
 
 def parts_instead(
-    subject: Subject, state: State, reason: NotCompiled, make_part: MakePart
+    subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
 ) -> Parts | None:
     """Return the parts by which a subject runs that cannot be one program.
 
     Parameters
     ----------
-    state
-        The state of the module, which keeps the parts for later calls.
+    module
+        The module of the subject. It keeps the parts for later calls.
     reason
         Why it is not one program. Parts help only if that is control flow or the module's state.
     make_part
@@ -220,13 +211,14 @@ def parts_instead(
         return None
     if autocast_text():
         return None  # TorchScript has its own casting rules
+    state = module.current
     if isinstance(reason, (UnsupportedObject, NotRecorded)):
         # other calls of the module may be one program
         if state.children is None:
-            state.children = _children(subject, reason, make_part)
+            state.children = _children(subject, module, reason, make_part)
         return state.children
     if state.parts is None:
-        state.parts = _parts(subject, reason, make_part)
+        state.parts = _parts(subject, module, reason, make_part)
     return state.parts
 
 
@@ -260,9 +252,11 @@ def check_parts(
     parts.check(eager, args, kwargs)
 
 
-def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts | None:
-    if isinstance(reason, NeedsPython):
-        return _children(subject, reason, make_part)
+def _parts(
+    subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
+) -> Parts | None:
+    if isinstance(reason, NeedsPython) or module.changes_itself is not None:
+        return _children(subject, module, reason, make_part)
     try:
         return Driven(subject, reason, make_part)
     except TracedElsewhere:
@@ -270,15 +264,17 @@ def _parts(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Parts 
     except NotCompiled:
         pass  # the first reason says more
     if isinstance(reason, (DependsOnValues, HasEffects)):
-        return _children(subject, reason, make_part)
+        return _children(subject, module, reason, make_part)
     return None
 
 
-def _children(subject: Subject, reason: NotCompiled, make_part: MakePart) -> Children | None:
+def _children(
+    subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
+) -> Children | None:
     if subject.options.strict:
         return None  # nothing may run in Python silently
     with contextlib.suppress(CaptureError):
-        return Children(subject, reason, make_part)
+        return Children(subject, reason, lambda child: module.submodule(child, make_part))
     return None
 
 
@@ -298,8 +294,8 @@ class _Region:
     """Runs the calls of one region."""
 
     def __init__(self, calls: PartCalls, part: Part, is_scripted: bool) -> None:
-        self.calls = calls
-        self.operators = part.operators
+        self._calls = calls
+        self._operators = part.operators
         self._is_scripted = is_scripted
         self._booleans = part.booleans
         self._carrier = part.carrier  # its subject does not keep it alive
@@ -312,10 +308,19 @@ class _Region:
         if not self._is_scripted and not all(type(number) is float for number in floats):
             raise TypeError("a number is an int where TorchScript's types say float")
         try:
-            return list(self.calls((*tensors, *integers, *floats), {}))
+            return list(self._calls((*tensors, *integers, *floats), {}))
         except BaseException as error:
             _RAISED.error = error
             raise
+
+    def cache_info(self) -> CacheInfo:
+        """Return the counts of its calls."""
+        return self._calls.cache_info()
+
+    def explain(self, neighbours: Neighbours) -> ExplainedSubject:
+        """Return how its calls run."""
+        explained = self._calls.explain(neighbours)
+        return replace(explained, operators=dict(sorted(self._operators.items())))
 
 
 def _run_region(

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tvmify.cache import Neighbours
-from tvmify.dispatch.counts import CacheInfo
-from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import CaptureError, NotCompiled
@@ -42,6 +39,8 @@ class Children:
     ----------
     reason
         As given.
+    parts
+        The dispatchers of submodules.
 
     Raises
     ------
@@ -51,17 +50,18 @@ class Children:
 
     how = "its forward runs in Python, and the modules that it calls are compiled separately"
     has_effects = is_random = True  # as far as is known
+    runs_in_python = True
 
     def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
         self.reason = reason
         self._parent = subject
         self._make_part = make_part
-        self._parts: list[PartCalls] = []
+        self.parts: list[PartCalls] = []
         module = subject.module()
         if isinstance(module, nn.Module) and not isinstance(module, torch.jit.ScriptModule):
             children = self._children(module, "")
             self._view = _view(module, lambda: children, subject.eager)
-        if not self._parts:
+        if not self.parts:
             raise CaptureError(
                 "it has no submodules that can be compiled", "Decorate what it calls."
             )
@@ -76,15 +76,6 @@ class Children:
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Return no tensors: the dispatchers of the children bind their weights themselves."""
         return {}
-
-    def cache_infos(self) -> list[CacheInfo]:
-        """Return the counts of each child."""
-        return [part.cache_info() for part in self._parts]
-
-    def explain(self, neighbours: Neighbours) -> list[ExplainedSubject]:
-        """Return how each child runs, of those that were called."""
-        explained = [part.explain(neighbours) for part in self._parts]
-        return [child for child in explained if child.info.hits or child.info.misses]
 
     def _children(self, module: nn.Module, path: str) -> dict[str, nn.Module | None]:
         return {
@@ -113,7 +104,7 @@ class Children:
                 is_part=True,
             )
         )
-        self._parts.append(part)
+        self.parts.append(part)
         return _view(child, within, lambda _, *args, **kwargs: part(args, kwargs))
 
 

@@ -59,8 +59,9 @@ class Watched:
         for all modules), or None.
     requires_grad
         Whether any parameter requires a gradient.
-    tensors
-        The identity of each tensor, which the guard keeps alive, by its dotted name.
+    identities
+        The identity of each value, which the guard keeps alive, by the dotted name of the
+        attribute.
     lazy
         Dotted name of the first parameter or buffer that has no shape yet, or None.
     """
@@ -71,19 +72,18 @@ class Watched:
     training: str | None
     hooked: str | None
     requires_grad: bool
-    tensors: Mapping[str, int]
+    identities: Mapping[str, int]
     lazy: str | None = None
 
     def changes_since(self, earlier: Watched) -> list[str]:
-        """Return the names of the attributes that differ from an earlier state."""
+        """Return the names of the attributes that were set since, perhaps to equal values."""
         before = dict(zip(earlier.names, earlier.state, strict=True))
         now = dict(zip(self.names, self.state, strict=True))
-        absent, was, tensors = object(), earlier.tensors, self.tensors
+        absent, were, are = object(), earlier.identities, self.identities
         return [
             name
             for name in before | now
-            if before.get(name, absent) != now.get(name, absent)
-            or was.get(name) != tensors.get(name)
+            if before.get(name, absent) != now.get(name, absent) or were.get(name) != are.get(name)
         ]
 
     def modes(self) -> dict[str, bool]:
@@ -252,7 +252,7 @@ class _Watching:
             training=self._training,
             hooked=self._hooked,
             requires_grad=requires_grad,
-            tensors=self._identities,
+            identities=self._identities,
             lazy=self._lazy,
         )
 
@@ -280,7 +280,6 @@ class _Watching:
         comparable = "lazy" if is_lazy else _comparable(value)
         if isinstance(value, torch.Tensor):
             self._tensors.append(value)
-            self._identities[part.attribute(name)] = id(value)
             # A program may read either of two aliases, and tensors outside the module are its
             # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
@@ -291,6 +290,7 @@ class _Watching:
             comparable = settings.value
             for collection in settings.collections:
                 self._add_collection(collection)
+        self._identities[part.attribute(name)] = id(value)
         self._state.append((part.attribute(name), comparable))
 
     def _add_collection(self, collection: Any) -> None:
