@@ -94,6 +94,16 @@ def test_functions_of_two_arguments(name, target):
     _assert_two_units(_run(_function(name), target, x, y), exact.numpy())
 
 
+def test_a_result_may_be_read_twice():
+    def clamped(x):
+        y = tirx.exp2(x)
+        return tirx.Select(y > tirx.const(1.5, "float32"), tirx.const(1.5, "float32"), y)
+
+    x = np.linspace(-4, 4, 32, dtype="float32")
+    once = _run(tirx.exp2, NATIVE, x)
+    np.testing.assert_array_equal(_run(clamped, NATIVE, x), np.where(once > 1.5, 1.5, once))
+
+
 @pytest.mark.parametrize("name", _ODD)
 def test_signs_of_zero_are_kept(name):
     zeros = np.tile(np.array([0.0, -0.0], "float32"), 8)

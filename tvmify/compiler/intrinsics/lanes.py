@@ -112,7 +112,8 @@ class Lanes:
         """Return the nearest whole number, up to 2**22 either way, as a float and as an integer."""
         # Beyond 2**23 the unit in the last place is 1; half of that again leaves room for a sign.
         shifted = self.let(x + self(12582912.0))
-        number = self.let(shifted - self(12582912.0))
+        # By its bits, since TVM takes a number plus another, minus that, for the first.
+        number = self.let(self.as_float(self.as_integer(shifted)) - self(12582912.0))
         return number, self.let(self.as_integer(shifted) - self.integer(0x4B400000))
 
     def power_of_two(self, exponent: Expr) -> Expr:
