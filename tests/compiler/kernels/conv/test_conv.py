@@ -309,3 +309,19 @@ def test_images_of_any_size_with_padded_rows():
     program = symbolic.build(two, [((1, 4, "s0", "s1"), "float32")], weights, hint=32)
     for height, width in ((5, 40), (16, 17), (33, 2)):
         symbolic.check(program, expected, [random(1, 4, height, width, seed=3)], weights)
+
+
+def test_groups_of_images_of_any_size_without_padding():
+    """Rows of the result are the height minus 2, an expression in which TVM divides nothing."""
+    weights = [random(6, 2, 3, 3)]
+
+    def describe(builder, image, weight):
+        return op.nn.conv2d(image, weight, groups=2)
+
+    def expected(image, weight):
+        return F.conv2d(*map(torch.from_numpy, (image, weight)), groups=2).numpy()
+
+    program = symbolic.build(describe, [(("s0", 4, "s1", "s2"), "float32")], weights, hint=8)
+    assert "conv2d" in program.rules
+    for shape in ((2, 4, 7, 9), (3, 4, 16, 3)):
+        symbolic.check(program, expected, [random(*shape, seed=3)], weights)

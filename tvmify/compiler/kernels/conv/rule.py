@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tvm import relax, s_tir
+from tvm import relax, s_tir, tirx
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -254,7 +254,12 @@ def _cut(
     (yo, yi), (xo, xi), (co, ci) = (
         sch.split(loop, [None, size]) for loop, size in zip((y, x, c), tile, strict=True)
     )
-    outer = [b, *group]
+    outer, count = [b, *group], sch.get(yo).extent
+    if not sizes.is_static(count) and not isinstance(count, tirx.Var):
+        # TVM multiplies `size + 3` out, and then finds no quotient by it: nothing between images
+        # and rows is fused with them.
+        sch.reorder(b, yo, *group, co, xo, yi, xi, ci)
+        return fuse(sch, [b, yo]), xo
     if rows_first:
         sch.reorder(*outer, yo, co, xo, yi, xi, ci)
         return fuse(sch, [*outer, yo]), xo
