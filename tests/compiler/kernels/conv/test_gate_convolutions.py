@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from tests.compiler.programs import check
+from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify
 
 
 class Gated(nn.Module):
@@ -69,3 +72,18 @@ def test_non_finite_gate():
 def test_scalar_is_not_a_gate(kernel: int):
     after = nn.Conv2d(32, 16, kernel)
     check(nn.Sequential(nn.Conv2d(3, 32, 1), Doubled(), after), torch.randn(1, 3, 9, 9))
+
+
+def test_gated_images_of_any_height():
+    torch.manual_seed(0)
+    # Rows are numbered through (height - 1) // 2 + 1 lines of 6 pixels.
+    module = nn.Sequential(nn.MaxPool2d(3, 2, 1), Gated(16, 6, nn.Conv2d(16, 24, 1))).eval()
+    fast = tvmify(module, dynamic_shapes=({2: Dim.AUTO},), cache=False, strict=True)
+    with torch.inference_mode():
+        for height in (20, 7, 33):
+            x = torch.randn(1, 3, height, 12)
+            assert_close_to_reference(fast(x), module, (x,), {})
+    assert fast.cache_info().builds == 1
+    kernels = next(a for a in fast.explain().splitlines() if a.strip().startswith("kernels"))
+    assert "matmul" in kernels
+    assert "failed" not in kernels

@@ -8,6 +8,7 @@ from tvm import relax, te
 from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.legalizing import call_template
 from tvmify.compiler.kernels.conv.windows import Window, shapes_of
 from tvmify.compiler.kernels.matmul.rule import Product
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -36,19 +37,22 @@ def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: E
         or 0 in sizes.hints(shape + kernel)
     ):
         return None
-    _, _, result = shapes_of(call, *call.args)
-    out = tuple(result)
-    left = (sizes.product(out[:-1]), channels)
-    product = Product.of(left, (channels, kernel[0]), out, dtype, Microarchitecture.current())
-    packed = builder.call_te(
-        product.pack_pointwise, call.args[1], primfunc_name_hint="pack_conv2d_1x1"
+    _, _, out = shapes_of(call, *call.args)
+    of_any_size = not sizes.is_static(*out[1:])
+    # In plain variables: TVM simplifies the number of tiles of other rows in several ways.
+    inside = sizes.Variables().of(map(sizes.simplified, out)) if of_any_size else tuple(out)
+    left = (sizes.product(inside[:-1]), channels)
+    product = Product.of(left, (channels, kernel[0]), inside, dtype, Microarchitecture.current())
+    packed = builder.emit(
+        builder.call_te(product.pack_pointwise, call.args[1], primfunc_name_hint="pack_conv2d_1x1")
     )
+    operands, hint = [image, gate, packed], "gated_conv2d_1x1"
+    if of_any_size:
+        return call_template(builder, product.with_gated, operands, out, inside, hint)
     return builder.call_te(
         product.with_gated,
-        image,
-        gate,
-        builder.emit(packed),
-        primfunc_name_hint="gated_conv2d_1x1",
+        *operands,
+        primfunc_name_hint=hint,
         primfunc_attrs={"op_pattern": 4},
     )
 

@@ -150,12 +150,13 @@ class Product:
 
         The gate, ``[batch, 1, 1, depth]``, is the same for all pixels, one axis of `left`.
         """
+        own = self._with_symbols_of(image)
 
         def element(row: tirx.Var, k: tirx.Var) -> Expr:
-            b, y, x = unflatten(row, self.out[:-1])
+            b, y, x = unflatten(row, own.out[:-1])
             return image[b, y, x, k] * gate[b, 0, 0, k]
 
-        return self.with_packed(te.compute(self.left, element, name=GATED), packed)
+        return own.with_packed(te.compute(own.left, element, name=GATED), packed)
 
     def with_packed(
         self, left: te.Tensor, packed: te.Tensor, scales: te.Tensor | None = None
