@@ -183,7 +183,19 @@ def inplace_relu(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x, inplace=True) + 1
 
 
-WRITERS = [twice_written, handed_on, through_a_view, with_out, rounded, inplace_relu]
+# No schema says that these write.
+def of_a_batch(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    return F.batch_norm(x, mean[0], variance[0], training=True, momentum=0.3)
+
+
+def of_instances(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    return F.instance_norm(x.T[None], mean[1], variance[2])
+
+
+WRITERS = [
+    *(twice_written, handed_on, through_a_view, with_out, rounded, inplace_relu),
+    *(of_a_batch, of_instances),
+]
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:

@@ -122,10 +122,14 @@ def writes(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+def writes_statistics(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.batch_norm(x, x.new_zeros(3), x.new_ones(3), training=True)
+
+
 def size_by_value(x: torch.Tensor) -> torch.Tensor:
     return x.nonzero() * 2
 
 
-@pytest.mark.parametrize("function", [writes, size_by_value])
+@pytest.mark.parametrize("function", [writes, writes_statistics, size_by_value])
 def test_other_programs_are_left_to_a_recording_of_the_whole(function: Any) -> None:
     assert expand(export(function, torch.randn(2, 3))) is None

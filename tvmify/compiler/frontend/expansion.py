@@ -17,7 +17,11 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.utils import _special_op_to_preserve_cia
-from torch._functorch._aot_autograd.functional_utils import from_fun, to_fun
+from torch._functorch._aot_autograd.functional_utils import (
+    from_fun,
+    has_data_mutation,
+    to_fun,
+)
 from torch._ops import HigherOrderOperator, OperatorBase, OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.export import ExportedProgram
@@ -107,7 +111,7 @@ class _Expander:
         self.graph = fx.Graph()
         self._others = others
         self._kept = {op for op, rule in composite.items() if rule is _special_op_to_preserve_cia}
-        self._recorded: dict[Hashable, fx.Graph] = {}
+        self._recorded: dict[Hashable, fx.Graph | None] = {}
         #: What became of each node: one or, if it has several results, some nodes and None.
         self._became: dict[fx.Node, Any] = {}
         #: A node for each symbolic size.
@@ -152,6 +156,8 @@ class _Expander:
         if key not in self._recorded:
             self._recorded[key] = self._record(node, nodes)
         graph = self._recorded[key]
+        if graph is None:
+            return False
         inside: dict[fx.Node, Any] = {}
         inputs = iter(nodes)
         for each in graph.nodes:
@@ -165,18 +171,28 @@ class _Expander:
                 inside[each] = self._copied(each, inside.__getitem__)
         return True
 
-    def _record(self, node: fx.Node, nodes: Sequence[fx.Node]) -> fx.Graph:
-        """Record the decomposition of an operator; the placeholders are `nodes`."""
+    def _record(self, node: fx.Node, nodes: Sequence[fx.Node]) -> fx.Graph | None:
+        """Record the decomposition of an operator; the placeholders are `nodes`.
+
+        The result is None if it writes to an argument. Schemas do not tell: that of `batch_norm`
+        says nothing of the statistics.
+        """
+        writes = False
 
         def call(*inputs: Any) -> Any:
+            nonlocal writes
             wrapped = pytree.tree_map_only(torch.Tensor, to_fun, inputs)
             functional = dict(zip(nodes, wrapped, strict=True))
             args, kwargs = fx.map_arg((node.args, node.kwargs), functional.__getitem__)
-            return pytree.tree_map_only(torch.Tensor, from_fun, node.target(*args, **kwargs))
+            results = node.target(*args, **kwargs)
+            tensors = (each for each in wrapped if isinstance(each, torch.Tensor))
+            writes = any(map(has_data_mutation, tensors))
+            return pytree.tree_map_only(torch.Tensor, from_fun, results)
 
         values = [each.meta["val"] for each in nodes]
         with FunctionalTensorMode(export=True), enable_python_dispatcher(), torch.no_grad():
-            return make_fx(call, decomposition_table=dict(self._others))(*values).graph
+            graph = make_fx(call, decomposition_table=dict(self._others))(*values).graph
+        return None if writes else graph
 
 
 def _described(arguments: Any, nodes: Sequence[fx.Node]) -> str:
