@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from tvmify import NotCompiled, TvmifyWarning, explain, save
 from tvmify import tvmify as decorate
+from tvmify.dispatch.outcome import Eager
 from tvmify.errors import SaveError
 
 
@@ -81,6 +82,29 @@ def test_calls_with_objects_compile_submodules(recwarn: pytest.WarningsRecorder)
         fast.head = plain.head = nn.Linear(8, 3).eval()
         assert_close(fast(batch), plain(batch))
     assert not [str(w.message) for w in recwarn if issubclass(w.category, TvmifyWarning)]
+
+
+@pytest.mark.usefixtures("inference")
+def test_class_of_an_object_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[Any] = []
+    examine = Eager.of_undescribed
+
+    def counted(args: Any, kwargs: Any) -> Eager:
+        examined.append(args)
+        return examine(args, kwargs)
+
+    monkeypatch.setattr(Eager, "of_undescribed", counted)
+    net = Net().eval()
+    fast: Any = decorate(net, compare=False)
+    for rows in (2, 2, 3):
+        batch = batches(rows, masked=rows == 3)
+        assert_close(fast(batch), net(batch))
+    assert len(examined) == 1
+    assert_close(fast(batch=batch), net(batch))
+    x = torch.randn(5, 2, 4)
+    vmapped = torch.func.vmap(lambda x: fast(Batch(x)))(x)
+    assert_close(vmapped, net(x))
+    assert len(examined) == 2  # transforms are seen each time
 
 
 def test_calls_with_objects_have_eager_gradients() -> None:

@@ -127,9 +127,11 @@ class Dispatcher:
         """Return the leaves of the arguments, and how the call runs."""
         leaves, signature = flatten(args, kwargs)
         if signature is None:
-            leaves, signature = unusual_signature(args, kwargs)
+            undescribed = self._memory.with_object(args, kwargs)
+            if undescribed is None:
+                leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
-                undescribed = self._memory.of_undescribed(args, kwargs)
+                undescribed = undescribed or self._memory.of_undescribed(args, kwargs)
                 if not undescribed.parts_may_compile:
                     return leaves, undescribed
                 signature = key_of_undescribed(undescribed)
