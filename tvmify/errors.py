@@ -166,6 +166,10 @@ class HasEffects(CaptureError):
         self.may_cease = may_cease
 
 
+class ChangesItself(HasEffects):
+    """The module sets attributes in every call, not only in its first ones."""
+
+
 class NeedsPython(CaptureError):
     """Forward asks what only eager PyTorch can answer, returns objects of an unknown class, or
     passes functions to operators.

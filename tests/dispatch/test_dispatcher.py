@@ -389,6 +389,37 @@ def test_what_forward_sets_to_equal_values_is_not_inspected_for_ever(
     torch.testing.assert_close(fast(x), net(x))
 
 
+class Supervised(nn.Module):
+    """Keeps what each of its levels finds in one list, as networks for segmentation do."""
+
+    def __init__(self, levels: int, found: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.level = levels
+        self.body = nn.Linear(4, 4)
+        self.inner = Supervised(levels - 1, found) if levels else None
+        self.found = found
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        if self.inner is not None:
+            x = x + self.inner(x)
+        self.found[self.level] = x
+        return x
+
+
+@pytest.mark.usefixtures("inference")
+def test_modules_within_one_that_changes_itself_are_not_waited_for_again() -> None:
+    net = Supervised(3, [X] * 4).eval()
+    fast: Any = decorate(copy.deepcopy(net), compare=False)
+    for _ in range(10):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TvmifyWarning)
+            torch.testing.assert_close(fast(x := torch.randn(3, 4)), net(x))
+        torch.testing.assert_close(fast.found, net.found)
+    assert fast.cache_info().builds == 1  # that of a Linear, which all levels share
+    assert "Supervised.inner.inner.inner.body" in str(fast.explain())
+
+
 def test_module_initialized_by_first_call_compiles_at_second() -> None:
     def set_up(net: Any, x: torch.Tensor) -> None:
         if net.calls == 0:

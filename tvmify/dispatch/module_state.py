@@ -17,7 +17,7 @@ from tvmify.capture import Program, present, resolve
 from tvmify.dispatch.parts import MakePart, PartCalls, Parts
 from tvmify.dispatch.replay import replay
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import HasEffects, NotCompiled
+from tvmify.errors import ChangesItself, NotCompiled
 from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
 from tvmify.signature import Args, Kwargs
 
@@ -83,9 +83,10 @@ class ModuleState:
         self.current = State(next(self._numbers))
         self.weights = PackedWeights()
         self.unsettled: NotCompiled | None = None
-        self.changes_itself: HasEffects | None = None
+        self.changes_itself: ChangesItself | None = None
         self._states: dict[Hashable, State] = {}
         self._own_changes = 0
+        self._most_own_changes = 0 if subject.is_settled else _MOST_OWN_CHANGES
         # Names of what forward sets, once it runs in Python: it reads them itself.
         self._own_attributes: set[str] = set()
         # What calls each submodule, which watches it by itself, whatever the state of the module.
@@ -114,7 +115,7 @@ class ModuleState:
         if is_own and self.watched is not None:
             names = watched.changes_since(self.watched)
             self._own_changes += bool(names)
-            if self._own_changes > _MOST_OWN_CHANGES:
+            if self._own_changes > self._most_own_changes:
                 self._leave_own(names)
                 watched = self._watch()
                 state = self._states.get(watched.state)
@@ -130,7 +131,7 @@ class ModuleState:
     def _leave_own(self, names: list[str]) -> None:
         """Let forward run in Python from now on, and stop watching what it sets."""
         if self.changes_itself is None:
-            self.changes_itself = HasEffects(_changes(names))
+            self.changes_itself = ChangesItself(_changes(names))
             self._states.clear()
         self._own_attributes.update(names)
 

@@ -41,6 +41,8 @@ class Subject:
     is_part
         Whether it is a region or a submodule of another subject. The signatures of a part are not
         recorded, and not evicted.
+    is_settled
+        Whether the first calls of the module are over, in which it may set attributes.
     symbols
         The sizes that vary, if they are known before the first call: for each leaf that has any,
         the name of a symbol or None for each axis.
@@ -52,7 +54,7 @@ class Subject:
 
     Attributes
     ----------
-    name, eager, capturable, options, calls_itself, is_part, symbols, declare
+    name, eager, capturable, options, calls_itself, is_part, is_settled, symbols, declare
         As given.
     module
         Returns the module; None for a function, or if the module no longer exists.
@@ -70,6 +72,7 @@ class Subject:
         *,
         calls_itself: bool = False,
         is_part: bool = False,
+        is_settled: bool = False,
         symbols: Mapping[int, tuple[str | None, ...]] | None = None,
         declare: Callable[[Args, Kwargs], Declared] | None = None,
         defined: Any = None,
@@ -79,6 +82,7 @@ class Subject:
             _no_module if module is None else weakref.ref(module)
         )
         self.calls_itself, self.is_part = calls_itself, is_part
+        self.is_settled = is_settled
         self.symbols, self.declare = symbols, declare
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = parameters_of(eager if defined is None else defined).parameters.values()

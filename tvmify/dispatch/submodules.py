@@ -16,7 +16,7 @@ from torch import nn
 
 from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import CaptureError, NotCompiled
+from tvmify.errors import CaptureError, ChangesItself, NotCompiled
 from tvmify.signature import Args, Kwargs
 
 #: Modules that are iterated over or indexed, rather than called.
@@ -102,6 +102,7 @@ class Children:
                 options=parent.options,
                 module=child,
                 is_part=True,
+                is_settled=isinstance(self.reason, ChangesItself),
             )
         )
         self.parts.append(part)
