@@ -142,3 +142,15 @@ def test_untranslatable_expression_is_refused() -> None:
 
     with pytest.raises(UnsupportedOperator, match="the size RoundToInt"):
         imported(Rounded(), X, axes={0: (None, "s", None)})
+
+
+def test_numbers_that_only_checks_read_need_no_translation() -> None:
+    class Checked(nn.Module):
+        def forward(self, x: torch.Tensor, **kwargs: object) -> torch.Tensor:
+            torch._check_tensor_all(torch.arange(x.size(1)).sum() >= 0)
+            y = x * 2
+            y[:, 0] = 0  # such programs are recorded again, which adds checks
+            return y
+
+    (first, *_) = imported(Checked(), X, axes=ROWS).ir_mod["main"].params
+    assert any(isinstance(size, tirx.Var) for size in first.ty.shape)

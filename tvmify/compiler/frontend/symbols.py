@@ -131,33 +131,39 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
     UnsupportedOperator
         A condition depends on sizes, or a number in a way that has no translation.
     """
+    # Those that only checks read, which are guards, need no translation.
     values: dict[fx.Node, Any] = {}
+    numbers: set[fx.Node] = set()
+
+    def translated(source: fx.Node) -> Any:
+        if source in numbers and source not in values:
+            value = source.meta["val"]
+            if isinstance(value, torch.SymInt):
+                values[source] = symbols.size(value)
+            elif isinstance(value, torch.SymFloat):
+                values[source] = symbols.number(value)
+            elif isinstance(value, torch.SymBool):
+                raise UnsupportedOperator([str(node.target)], "a condition that depends on sizes")
+            else:
+                values[source] = value
+        return values.get(source, source)
+
     for node in list(graph.nodes):
         value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            values[node] = symbols.size(value)
-        elif isinstance(value, torch.SymFloat):
-            values[node] = symbols.number(value)
-        elif isinstance(value, SYMBOLS):
-            values[node] = None
-        if node.op == "output":
+        is_computed = node.op == "call_function" and isinstance(value, (int, float))
+        if is_computed or isinstance(value, SYMBOLS):
+            numbers.add(node)
+        elif node.op == "output":
             node.args = fx.node.map_arg(
-                node.args, lambda source: source.meta["val"] if source in values else source
+                node.args, lambda source: source.meta["val"] if source in numbers else source
             )
-        if node.op != "call_function" or not any(n in values for n in node.all_input_nodes):
-            continue
-        if node in values or value is None:
-            continue  # computes numbers, or checks one, which is a guard
-        if any(values.get(source, 0) is None for source in node.all_input_nodes):
-            raise UnsupportedOperator([str(node.target)], "a condition that depends on sizes")
-        node.args, node.kwargs = fx.node.map_arg(
-            (node.args, node.kwargs), lambda source: values.get(source, source)
-        )
+        elif node.op == "call_function" and value is not None:
+            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), translated)
     for node in reversed(list(graph.nodes)):
         is_check = (
             node.op == "call_function"
             and node.meta.get("val") is None
-            and any(source in values for source in node.all_input_nodes)
+            and not numbers.isdisjoint(node.all_input_nodes)
         )
-        if (node in values or is_check) and not node.users and node.op == "call_function":
+        if (node in numbers or is_check) and not node.users and node.op == "call_function":
             graph.erase_node(node)
