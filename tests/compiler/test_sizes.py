@@ -66,6 +66,8 @@ def test_later_trials_use_distinct_symbol_values() -> None:
         assert len({trial(B) < trial(S) for trial in sizes.trials()[1:]}) == 2
     with sizes.symbols({}):
         assert [trial(7) for trial in sizes.trials()] == [7]
+    with sizes.symbols({"s0": Range(8, 2, 64), "s1": Range(4000, 2, 2**20)}):
+        assert all(trial(S - 3000) > 0 for trial in sizes.trials())  # as of a convolution
 
 
 def test_variables_of_different_sizes_have_different_names() -> None:

@@ -147,7 +147,8 @@ def trials() -> list[Callable[[Any], int]]:
     names = sorted(_known())
     if not names:
         return [int]
-    primes = list(islice(_primes(), len(names)))
+    # A size may be a difference: that of a convolution, whose images are at least so large.
+    primes = list(islice(_primes(max(known.hint for known in _known().values())), len(names)))
     return [
         hint,
         *(
@@ -157,9 +158,10 @@ def trials() -> list[Callable[[Any], int]]:
     ]
 
 
-def _primes() -> Iterator[int]:
-    """Yield primes that are larger than most numbers that sizes are combined with."""
-    return (n for n in count(211, 2) if all(n % d for d in range(3, isqrt(n) + 1, 2)))
+def _primes(least: int) -> Iterator[int]:
+    """Yield primes above ``least``, and above most numbers that sizes are combined with."""
+    numbers = count(max(211, least + 1 | 1), 2)
+    return (n for n in numbers if all(n % d for d in range(3, isqrt(n) + 1, 2)))
 
 
 def hints(shape: Iterable[Any]) -> list[int]:
