@@ -21,6 +21,7 @@ class Layer:
         self.keys = keys
         self.kind = type(self)
         self.dtype, self.device = keys.dtype, keys.device
+        self.rows = keys.shape[0]
 
 
 class Cache:
@@ -62,6 +63,7 @@ def assert_like(cache: Any, eager: Any) -> None:
     for layer, other in zip(cache.layers, eager.layers, strict=True):
         torch.testing.assert_close(layer.keys, other.keys)
         assert (layer.kind, layer.dtype, layer.device) == (Layer, other.dtype, other.device)
+        assert layer.rows == other.rows and type(layer.rows) is int
 
 
 def test_every_call_returns_a_new_object(inference: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +77,15 @@ def test_every_call_returns_a_new_object(inference: None, monkeypatch: pytest.Mo
             result["cache"].layers.clear()
         monkeypatch.setattr(load_or_build, "_LOADED", {})
     assert fast.cache_info().disk_hits == 1
+
+
+def test_sizes_in_an_object_are_those_of_the_call(inference: None) -> None:
+    net = Caching().eval()
+    fast: Any = tvmify.tvmify(net, dynamic=True, strict=True, cache=False)
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 4)
+        assert_like(fast(x)["cache"], net(x)["cache"])
+    assert fast.cache_info().builds == 1
 
 
 def test_object_of_the_module_is_returned_itself(inference: None) -> None:

@@ -32,7 +32,8 @@ class Described:
     text
         Its class and attributes, as JSON.
     tensors
-        The tensors that it holds; of a ``torch.Size``, the sizes.
+        The tensors that it holds, and sizes that differ from call to call; of a ``torch.Size``, the
+        sizes.
     """
 
     text: str
@@ -133,14 +134,14 @@ class _Description:
     """Describes an object; refuses one that occurs twice, or that is in `taken`."""
 
     def __init__(self, taken: set[int]) -> None:
-        self.tensors: list[torch.Tensor] = []
+        self.tensors: list[torch.Tensor | torch.SymInt] = []
         self._taken = taken
 
     def of(self, value: Any) -> Any:
         """Return a value in JSON types; `_restored` is the inverse."""
         if value is None or type(value) in (bool, int, float, str):
             return value
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, (torch.Tensor, torch.SymInt)):
             self.tensors.append(value)
             return {"tensor": len(self.tensors) - 1}
         if isinstance(value, type):
