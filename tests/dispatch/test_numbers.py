@@ -59,8 +59,19 @@ ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
     "a filling": lambda x, f: x.masked_fill(x > 0.5, f) * 2,
     "limits in place": lambda x, f: (x + 1).clamp_(min=f).clamp_max_(-f),
     "a filling in place": lambda x, f: (x + 1).masked_fill_(x > 0.5, f) * 2,
+    "a threshold": lambda x, f: torch.nn.functional.threshold(x, f, -f) * 2,
     "a slope": lambda x, f: torch.nn.functional.leaky_relu(x, f) * 2,
 }
+
+
+def _assigned(x: torch.Tensor, f: float) -> torch.Tensor:
+    x *= f
+    x += f
+    x /= f
+    x -= f
+    return x
+
+
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
@@ -72,6 +83,26 @@ def test_one_program_serves_all_values(name: str, inference: None) -> None:
         assert same(fast(X, value), function(X, value)), value
     info = fast.cache_info()
     assert (info.builds, info.entries, info.misses) == (1, 1, 1)
+
+
+#: Operators that multiply by the number: LLVM may fuse this with what is added, as eager may.
+WEIGHTED: dict[str, Callable[[Any, float], Any]] = {
+    "arithmetic in place": lambda x, f: (x + 1).mul_(f).add_(f).div_(f).sub_(f),
+    "assignments": lambda x, f: _assigned(x + 1, f),
+    "alpha": lambda x, f: torch.add(x, x.flip(1), alpha=f).sub(x.cos(), alpha=f),
+    "alpha in place": lambda x, f: (x + 1).add_(x.flip(1), alpha=f),
+    "value": lambda x, f: torch.addcmul(x, x.flip(1), x.cos(), value=f).addcdiv_(x, x + 3, value=f),
+    "weight": lambda x, f: torch.lerp(x, x.flip(1), f) + x.lerp(x.cos(), weight=f),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_one_program_serves_all_factors(name: str, inference: None) -> None:
+    function = WEIGHTED[name]
+    fast: Any = decorate(function, strict=True)
+    for value in (0.1, 1 / 3, -0.75, 1.5, math.inf, math.nan):
+        torch.testing.assert_close(fast(X, value), function(X, value), equal_nan=True)
+    assert fast.cache_info().builds == 1
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8])

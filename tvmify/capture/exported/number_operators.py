@@ -96,6 +96,58 @@ def _leaky_relu(input: Any, negative_slope: Any = 0.01, inplace: bool = False) -
     return input.copy_(result) if inplace else result
 
 
+def _threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> torch.Tensor:
+    if not input.is_floating_point():
+        refuse(threshold, value)
+    limit, filling = (_fitting(number, input.dtype) for number in (threshold, value))
+    result = torch.where(input <= limit, filling, input)
+    return input.copy_(result) if inplace else result
+
+
+def _lerp(input: Any, end: Any, weight: Any, **others: Any) -> torch.Tensor:
+    if any(others.values()):
+        refuse(weight)
+    return torch.lerp(input, end, _fitting(weight, input.dtype))
+
+
+def _add(input: Any, other: Any, *, alpha: Any = 1, **others: Any) -> torch.Tensor:
+    if not isinstance(alpha, Number):
+        return torch.add(input, other, **_but_one(alpha), **others)
+    return torch.add(input, _multiplied(alpha, input, other, **others))
+
+
+def _sub(input: Any, other: Any, *, alpha: Any = 1, **others: Any) -> torch.Tensor:
+    if not isinstance(alpha, Number):
+        return torch.sub(input, other, **_but_one(alpha), **others)
+    return torch.sub(input, _multiplied(alpha, input, other, **others))
+
+
+def _but_one(alpha: Any) -> dict[str, Any]:
+    return {} if alpha == 1 else {"alpha": alpha}
+
+
+def _addcmul(
+    input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, **others: Any
+) -> torch.Tensor:
+    return input + _multiplied(value, input, tensor1, **others) * tensor2
+
+
+def _addcdiv(
+    input: Any, tensor1: Any, tensor2: Any, *, value: Any = 1, **others: Any
+) -> torch.Tensor:
+    if not input.is_floating_point():
+        refuse(value)  # eager raises an error
+    return input + _multiplied(value, input, tensor1, **others) / tensor2
+
+
+def _multiplied(number: Any, input: Any, tensor: Any, **others: Any) -> torch.Tensor:
+    """Return a tensor times the number by which an operator multiplies it, to add it to another."""
+    is_known = isinstance(tensor, torch.Tensor) and tensor.dtype is input.dtype
+    if any(others.values()) or not is_known:
+        refuse(number, tensor)
+    return _fitting(number, input.dtype) * tensor
+
+
 def _in_place(take: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return the function that writes a result into its first argument."""
 
@@ -163,8 +215,14 @@ _TAKING: dict[Any, Callable[..., torch.Tensor]] = {
     torch.where: _where,
     torch.Tensor.where: lambda input, condition, other: _where(condition, input, other),
     torch.nn.functional.leaky_relu: _leaky_relu,
+    torch.nn.functional.threshold: _threshold,
 }
 for _name, _take in {
+    "add": _add,
+    "sub": _sub,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "lerp": _lerp,
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": _clamp,
@@ -173,3 +231,10 @@ for _name, _take in {
 }.items():
     _TAKING |= dict.fromkeys((getattr(torch, _name), getattr(torch.Tensor, _name)), _take)
     _TAKING[getattr(torch.Tensor, f"{_name}_")] = _in_place(_take)
+for _names, _take in {
+    ("mul_", "multiply_", "__imul__"): torch.mul,
+    ("div_", "divide_", "true_divide_", "__itruediv__"): torch.div,
+    ("__iadd__",): torch.add,
+    ("__isub__",): torch.sub,
+}.items():
+    _TAKING |= {getattr(torch.Tensor, _name): _in_place(_take) for _name in _names}
