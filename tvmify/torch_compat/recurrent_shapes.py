@@ -19,11 +19,17 @@ from torch._subclasses.fake_tensor import is_fake
 
 aten = torch.ops.aten
 _here = threading.local()
+_GATES = {
+    aten.lstm.input: 4,
+    aten.gru.input: 3,
+    aten.rnn_tanh.input: 1,
+    aten.rnn_relu.input: 1,
+}
 
 
 @contextmanager
 def recurrent_shapes() -> Iterator[None]:
-    """Let ``aten.lstm`` and ``aten.gru`` compute only shapes, in this thread.
+    """Let recurrent layers compute only shapes, in this thread.
 
     Other threads may be tracing, and may need to decompose such a layer.
     """
@@ -41,20 +47,20 @@ def _install() -> None:
     """Replace torch's rules in both places where it looks for one: in capture, and later."""
     from torch._decomp import decomposition_table  # a slow import, which capture has done already
 
-    for operator in (aten.lstm.input, aten.gru.input):
+    for operator, gates in _GATES.items():
         for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
             if key in operator.py_kernels:  # not in every version of torch
-                operator.py_kernels[key] = _shapes_or(operator.py_kernels[key])
+                operator.py_kernels[key] = _shapes_or(operator.py_kernels[key], gates)
         operator._dispatch_cache.clear()  # it caches the rule
-        decomposition_table[operator] = _shapes_or(decomposition_table[operator])
+        decomposition_table[operator] = _shapes_or(decomposition_table[operator], gates)
 
 
-def _shapes_or(rule: Callable[..., Any]) -> Callable[..., Any]:
+def _shapes_or(rule: Callable[..., Any], gates: int) -> Callable[..., Any]:
     @functools.wraps(rule)
     def either(*arguments: Any) -> Any:
         is_here = getattr(_here, "depth", 0) > 0
         # Real tensors that are computed during capture need torch's own rule.
-        if not is_here or not is_fake(arguments[0]) or not _is_plain(*arguments):
+        if not is_here or not is_fake(arguments[0]) or not _is_plain(gates, *arguments):
             return rule(*arguments)
         return _shapes(*arguments)
 
@@ -62,6 +68,7 @@ def _shapes_or(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_plain(
+    gates: int,
     x: torch.Tensor,
     initial: Any,
     weights: Any,
@@ -78,7 +85,6 @@ def _is_plain(
         return False
     batch, directions = x.shape[0 if batch_first else 1], 2 if both else 1
     hidden = states[-1].shape[-1]
-    gates = 3 if len(states) == 1 else 4
     of_one = [[gates * hidden, 0], [gates * hidden, hidden]]
     of_one += [[gates * hidden]] * 2 if has_biases else []
     expected: list[list[int]] = []

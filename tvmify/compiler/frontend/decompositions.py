@@ -52,6 +52,8 @@ WHOLE = (
     aten.replication_pad1d.default,
     aten.replication_pad2d.default,
     aten.replication_pad3d.default,
+    aten.rnn_relu.input,
+    aten.rnn_tanh.input,
     aten.scaled_dot_product_attention.default,
     aten.mish.default,
     aten.silu.default,

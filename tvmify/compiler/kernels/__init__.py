@@ -58,6 +58,7 @@ _RULES: tuple[Rule, ...] = (
     Handwritten(expanded_depthwise.NAME, again=True),
     Handwritten("lstm", again=True),
     Handwritten("gru", again=True),
+    Handwritten("rnn", again=True),
     Handwritten(cumulative.SUM, again=True),
     Handwritten(cumulative.PRODUCT, again=True),
     Handwritten("scatter"),

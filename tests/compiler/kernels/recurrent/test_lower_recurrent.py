@@ -1,4 +1,4 @@
-"""LSTM and GRU, whole and single steps: values, and that time is a loop of one kernel."""
+"""Recurrent layers, whole and single steps: values, and that time is a loop of one kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tvmify.compiler.kernels.recurrent.lower_recurrent import describe
 # torch's own modules set attributes of theirs while they are exported.
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
 
-KINDS = [nn.LSTM, nn.GRU]
+KINDS = [nn.LSTM, nn.GRU, nn.RNN]
+GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,7 @@ KINDS = [nn.LSTM, nn.GRU]
         ({"num_layers": 2, "bidirectional": True, "batch_first": True}, nn.LSTM, 64),
         ({"bias": False, "bidirectional": True}, nn.LSTM, 37),
         ({"bias": False, "bidirectional": True}, nn.GRU, 64),
+        ({"nonlinearity": "relu", "num_layers": 2, "bidirectional": True}, nn.RNN, 37),
     ],
 )
 def test_layers(options: dict[str, object], kind: type[nn.Module], hidden: int):
@@ -61,14 +63,19 @@ def test_the_number_of_kernels_does_not_grow_with_time(kind: type[nn.Module]):
 
 @pytest.mark.parametrize(
     ("kind", "hidden", "reverse", "batch"),
-    [(nn.LSTM, 32, False, "b"), (nn.GRU, 20, True, "b"), (nn.LSTM, 32, False, 1)],
+    [
+        (nn.LSTM, 32, False, "b"),
+        (nn.GRU, 20, True, "b"),
+        (nn.LSTM, 32, False, 1),
+        (nn.RNN, 20, True, "b"),
+    ],
 )
 def test_any_batch_and_number_of_steps(
     kind: type[nn.Module], hidden: int, reverse: bool, batch: str | int
 ):
     inputs = 12
     first = 2 if kind is nn.LSTM else 1
-    gates = 4 if kind is nn.LSTM else 3
+    gates = GATES[kind]
     shapes = [(gates * hidden, inputs), (gates * hidden, hidden), *[(gates * hidden,)] * 2]
     weights = [random(*shape, seed=i) / 4 for i, shape in enumerate(shapes)]
 
@@ -96,3 +103,9 @@ def test_any_batch_and_number_of_steps(
         given = [random(steps, count, inputs, seed=7)]
         given += [random(count, hidden, seed=8 + i) for i in range(first)]
         symbolic.check(program, reference, given, weights, tolerance=1e-5)
+
+
+def test_relu_keeps_nan():
+    x = torch.randn(4, 2, 8)
+    x[1, 0, 3] = float("nan")
+    check(nn.RNN(8, 16, nonlinearity="relu"), x)

@@ -1,10 +1,11 @@
-"""LSTM and GRU: stacked and bidirectional layers, and single cells."""
+"""LSTM, GRU and plain recurrent layers: stacked and bidirectional layers, and single cells."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 from tvm import relax, te
 
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 Result = tuple[relax.Expr, ...]
 
 
-@converts("lstm.input", "gru.input")
+@converts("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 def layers(importer: Importer, node: fx.Node) -> Result:
-    """All layers of ``nn.LSTM`` or ``nn.GRU``: outputs of all steps, last states, last cells."""
+    """All layers of such a module: outputs of all steps, last states and, of an LSTM, cells."""
+    is_relu = node.target is torch.ops.aten.rnn_relu.input
     refuse_on_gpu(str(node.target))
     arguments: Any = node.args
     source, initial, weights, biased, count, _, _, both, batch_first = arguments
@@ -44,7 +46,7 @@ def layers(importer: Importer, node: fx.Node) -> Result:
             index = layer * directions + direction
             own = [importer.tensor(weight, dtype) for weight in passes[index]]
             first = [_at(importer, state, index) for state in states]
-            output, *end = _steps(importer, x, first, own, reverse=direction == 1)
+            output, *end = _steps(importer, x, first, own, reverse=direction == 1, is_relu=is_relu)
             outputs.append(output)
             ends.append(tuple(end))
         x = outputs[0] if directions == 1 else importer.emit(relax.op.concat(outputs, 2))
@@ -85,12 +87,13 @@ def _steps(
     weights: Sequence[relax.Expr],
     *,
     reverse: bool,
+    is_relu: bool = False,
 ) -> list[relax.Expr]:
     """One pass over time: the states of all steps, the last state and, for an LSTM, the last cell.
 
     Parameters are those of `describe`.
     """
-    results = importer.emit(describe(x, first, weights, reverse=reverse))
+    results = importer.emit(describe(x, first, weights, reverse=reverse, is_relu=is_relu))
     states, *cells = [
         importer.emit(relax.TupleGetItem(results, i)) for i in range(len(results.ty.fields))
     ]

@@ -1,1 +1,1 @@
-"""LSTM and GRU."""
+"""LSTM, GRU and plain recurrent layers."""

@@ -1,11 +1,12 @@
-"""Lowers a pass over time of LSTM or GRU to a product of all inputs and a call of a kernel. The
-converter only describes it by a call of `NAME`, since the choice of the kernel decides how states
-and weights are padded and packed: a program is imported once, but lowered for each choice.
+"""Lowers a pass over time of a recurrent layer to a product of all inputs and a call of a kernel.
+The converter only describes it by a call of `NAME`, since the choice of the kernel decides how
+states and weights are padded and packed: a program is imported once, but lowered for each choice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -28,7 +29,12 @@ NAME = "tvmify.recurrence"
 
 
 def describe(
-    x: Expr, first: Sequence[Expr], weights: Sequence[Expr], *, reverse: bool
+    x: Expr,
+    first: Sequence[Expr],
+    weights: Sequence[Expr],
+    *,
+    reverse: bool,
+    is_relu: bool = False,
 ) -> relax.Call:
     """Return a call that describes one pass over time.
 
@@ -44,6 +50,8 @@ def describe(
         Those of the inputs, those of the state, and the biases of both if there are any.
     reverse
         Whether the last step is the first.
+    is_relu
+        Whether a layer without gates has ReLU instead of tanh.
     """
     steps, batch, _ = shape_of(x)
     _, hidden = shape_of(weights[1])
@@ -53,6 +61,7 @@ def describe(
     return relax.op.call_pure_packed(
         NAME,
         relax.const(reverse),
+        relax.const(is_relu),
         x,
         *first,
         *weights,
@@ -76,17 +85,22 @@ class LowerRecurrent(PyExprMutator):
         call = super().visit_call_(op)
         if not describes(NAME, call):
             return call
-        reverse, x, *others = call.args[1:]
+        reverse, is_relu, x, *others = call.args[1:]
         count = len(call.ty.fields)
-        recurrence = _Recurrence(self.builder_, x, others[:count], others[count:])
+        first, weights = others[:count], others[count:]
+        recurrence = _Recurrence(self.builder_, x, first, weights, _value(is_relu))
         is_read = any(op.same_as(read) for read in self.with_ends)
-        return recurrence.lowered(reverse=bool(reverse.value.numpy()), cell=is_read)
+        return recurrence.lowered(reverse=_value(reverse), cell=is_read)
 
     def visit_tuple_getitem_(self, op: relax.TupleGetItem) -> relax.Expr:
         """Read a result directly: building a tuple would take time in each call."""
         item = super().visit_tuple_getitem_(op)
         results = self.lookup_binding(item.tuple_value)
         return results.fields[item.index] if isinstance(results, relax.Tuple) else item
+
+
+def _value(constant: relax.Constant) -> bool:
+    return bool(constant.value.numpy())
 
 
 class _Recurrence:
@@ -98,6 +112,7 @@ class _Recurrence:
         x: Expr,
         first: Sequence[Expr],
         weights: Sequence[Expr],
+        is_relu: bool,
     ) -> None:
         self.builder, self.x, self.first = builder, x, first
         self.of_inputs, self.of_state, *self.biases = weights
@@ -105,6 +120,7 @@ class _Recurrence:
         rows, hidden = shape_of(self.of_state)
         machine = Microarchitecture.current()
         own = Plan.of(steps, batch, hidden, rows // hidden, str(x.ty.dtype), machine)
+        own = replace(own, is_relu=is_relu)
         self.plan = choose(own, machine, lambda: _sample(own.likely))
 
     def lowered(self, *, reverse: bool, cell: bool) -> relax.Tuple:
@@ -212,7 +228,9 @@ def _sample(plan: Plan) -> Sample:
 
     def body(builder: relax.BlockBuilder, given: list[relax.Var]) -> Expr:
         x, *first, of_inputs, of_state = given
-        results = builder.emit(describe(x, first, [of_inputs, of_state], reverse=False))
+        weights = [of_inputs, of_state]
+        described = describe(x, first, weights, reverse=False, is_relu=plan.is_relu)
+        results = builder.emit(described)
         return relax.TupleGetItem(results, 0)
 
     rows, state = plan.gates * plan.hidden, (plan.batch, plan.hidden)

@@ -25,7 +25,8 @@ class Plan:
     Attributes
     ----------
     steps, batch, hidden, gates, dtype
-        Extents of the problem. An LSTM has four gates, a GRU three.
+        Extents of the problem. An LSTM has four gates, a GRU three, and a plain layer
+        one: its new state.
     lanes, vectors
         The lanes of a vector, and the vectors of a tile of hidden units.
     rows
@@ -35,6 +36,8 @@ class Plan:
         shorter.
     fork
         Whether threads share the tiles of a step.
+    is_relu
+        Whether a plain layer has ReLU instead of tanh.
     """
 
     steps: Size
@@ -47,6 +50,7 @@ class Plan:
     rows: int
     depth: int
     fork: bool
+    is_relu: bool = False
 
     @classmethod
     def of(
@@ -74,7 +78,7 @@ class Plan:
     @property
     def kind(self) -> str:
         """Which kernel it is for."""
-        return "lstm" if self.gates == 4 else "gru"
+        return {4: "lstm", 3: "gru", 1: "rnn"}[self.gates]
 
     def with_sizes(self, change: Callable[[Any], Any]) -> Plan:
         """Return it with another number of steps and another batch; `change` maps each to its new

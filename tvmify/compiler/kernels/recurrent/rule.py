@@ -1,10 +1,10 @@
-"""LSTM and GRU: the steps of one direction of one layer, as handwritten loops. The projection of
-all inputs, which does not depend on previous steps, is a matrix product outside. A step processes
-the hidden units in tiles: the sums of all gates over the previous state stay in registers (for a
-few rows of the batch at a time; those of a long state, or with strict accuracy, are sums of
-blocks), and the activations and the new state are computed from them. So a step is one pass over
-the recurrent weights, which are packed in that order: ``[tiles, previous state, gates, tile]``. In
-each step, tiles are divided among threads.
+"""LSTM, GRU and plain layers: the steps of one direction of one layer, as handwritten loops. The
+projection of all inputs, which does not depend on previous steps, is a matrix product outside. A
+step processes the hidden units in tiles: the sums of all gates over the previous state stay in
+registers (for a few rows of the batch at a time; those of a long state, or with strict accuracy,
+are sums of blocks), and the activations and the new state are computed from them. So a step is one
+pass over the recurrent weights, which are packed in that order: ``[tiles, previous state, gates,
+tile]``. In each step, tiles are divided among threads.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def kernel(plan: Plan, reverse: bool, cell: bool = True) -> tirx.PrimFunc:
         Whether the last cell of an LSTM is a result, too. With one result, what follows it can be
         computed in the kernel.
     """
-    return lstm(plan, reverse, cell) if plan.kind == "lstm" else gru(plan, reverse)
+    if plan.kind == "lstm":
+        return lstm(plan, reverse, cell)
+    return gru(plan, reverse) if plan.kind == "gru" else rnn(plan, reverse)
 
 
 def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
@@ -114,8 +116,32 @@ def gru(plan: Plan, reverse: bool) -> tirx.PrimFunc:
     return builder.get()
 
 
+def rnn(plan: Plan, reverse: bool) -> tirx.PrimFunc:
+    """Steps of a plain recurrent layer."""
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_attr(FUSIBLE)
+        layer = _Layer(plan, reverse)
+        states = layer.argument("states", plan.steps, plan.batch, plan.padded)
+        with layer.kernel("rnn", [], states):
+
+            def each(tile: _Tile) -> None:
+                sums = tile.sums_of(tile.projected)
+                zero = tirx.const(0.0, plan.dtype)
+
+                def activate(row: Expr, i: Expr) -> None:
+                    x = sums[row, 0, i]
+                    state = tirx.Select(x < zero, zero, x) if plan.is_relu else tirx.tanh(x)
+                    T.buffer_store(sums, state, [row, 0, i])
+                    tile.store(states, sums[row, 0, i], row, i)
+
+                tile.each(activate)
+
+            layer.each_tile(each)
+    return builder.get()
+
+
 class _Layer:
-    """What both kinds of layers read, and the loops over their steps and tiles."""
+    """What all kinds of layers read, and the loops over their steps and tiles."""
 
     def __init__(self, plan: Plan, reverse: bool) -> None:
         self.plan, self.reverse = plan, reverse
