@@ -87,8 +87,6 @@ class Guard:
         1 covers a tensor's version, memory, strides and ``requires_grad``; 2 its shape, dtype or
         device, the size of a dict, and a slot whose value was replaced or deleted.
         """
-    def refresh_tensors(self) -> None:
-        """Compare tensors with their current state from now on."""
 
 @final
 class Call:

@@ -202,19 +202,6 @@ def test_calling_a_module_is_not_a_change():
     assert repr(net) and watching.changed() == 0
 
 
-def test_refresh_accepts_current_tensors():
-    net = Net()
-    watching = guard(net)
-    _write(net)
-    watching.refresh_tensors()
-    assert watching.changed() == 0
-    _write(net)
-    assert watching.changed() == WEIGHTS
-    _set_attribute(net)
-    watching.refresh_tensors()
-    assert watching.changed() == STRUCTURE
-
-
 def test_structure_outweighs_weights():
     net = Net()
     watching = guard(net)
@@ -260,19 +247,16 @@ def test_tensors_without_memory_can_be_watched(kind):
     for counts_writes in (True, False):
         watching = Guard([], [], *([[tensor], []] if counts_writes else [[], [tensor]]))
         assert watching.changed() == 0
-        watching.refresh_tensors()
-        assert watching.changed() == 0
 
 
 def test_freed_and_reallocated_memory_is_a_change():
     tensor = torch.ones(8)
     storage = tensor.untyped_storage()
-    watching = Guard([], [], [tensor])
     for size in (0, 32, 16, 4096):
+        watching = Guard([], [], [tensor])
+        assert watching.changed() == 0
         storage.resize_(size)
         assert watching.changed() == WEIGHTS
-        watching.refresh_tensors()
-        assert watching.changed() == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -374,7 +358,6 @@ def test_guards_do_not_leak():
     for _ in range(100):
         watching = guard(net)
         watching.changed()
-        watching.refresh_tensors()
         with pytest.raises(TypeError):
             Guard([(net.__dict__, "a", parameter), (1, 2)], [], [parameter])  # type: ignore[list-item]
     del watching

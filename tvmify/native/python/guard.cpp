@@ -46,7 +46,6 @@ struct Class {
 struct Watched {
   PyObject* object;
   TensorState state;
-  bool counts_writes;
 
   const at::Tensor& tensor() const { return THPVariable_Unpack(object); }
 };
@@ -196,7 +195,7 @@ void add_tensors(Guard& guard, PyObject* tensors, bool counts_writes) {
     TORCH_CHECK_TYPE(THPVariable_Check(object), "Guard watches tensors, not ",
                      Py_TYPE(object)->tp_name);
     guard.tensors.push_back(
-        {Py_NewRef(object), TensorState(THPVariable_Unpack(object), counts_writes), counts_writes});
+        {Py_NewRef(object), TensorState(THPVariable_Unpack(object), counts_writes)});
   }
 }
 
@@ -363,20 +362,9 @@ PyObject* changed(PyObject* self, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* refresh_tensors(PyObject* self, PyObject*) {
-  HANDLE_TH_ERRORS
-  for (Watched& watched : Guard::from(self)->tensors) {
-    watched.state = TensorState(watched.tensor(), watched.counts_writes);
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
 PyMethodDef guard_methods[] = {
     {"changed", changed, METH_NOARGS,
      "Return 0 while nothing changed, 1 after a write to a tensor, 2 when anything else did."},
-    {"refresh_tensors", refresh_tensors, METH_NOARGS,
-     "Take the tensors as they are now for unchanged."},
     {nullptr, nullptr, 0, nullptr},
 };
 
