@@ -274,6 +274,24 @@ def test_dynamic_true_starts_symbolic() -> None:
     assert fast.cache_info().builds == 1
 
 
+def test_a_size_that_becomes_a_number_in_translation_is_a_guard() -> None:
+    """PyTorch records the fast path of this layer without asking how many features there are."""
+    module = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    fast = compiled(module, dynamic=True)
+    for batch, length in ((5, 9), (7, 8), (3, 20)):
+        check(fast, module, drawn(batch, length, 8))
+    assert fast.cache_info().builds == 1
+    assert "s2 == 8" in str(fast.explain())
+
+
+def test_channels_of_volumes_are_not_symbols_at_first() -> None:
+    module = nn.MaxPool3d(2)
+    fast = compiled(module, dynamic=True)
+    for sides in ((9, 8, 6), (7, 9, 8)):
+        check(fast, module, drawn(2, 3, *sides))
+    assert fast.cache_info().builds == 1
+
+
 def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
     module = Linear()
     first = compiled(module, dynamic=True, cache=str(tmp_path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -150,17 +150,27 @@ def size_of_expression(expression: Any, names: Mapping[str, str]) -> Size:
 def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:
     """Return what a program serves after its translation, which may have asked for more.
 
+    Where it has made a symbol a number, a guard says so.
+
     Raises
     ------
     UnsupportedOperator
-        The translation has made a symbol a number, or two of them one.
+        This left no symbol, or others have other names now; or two of them have become one.
     """
     later = recorded_shapes(program, {})
-    if later is None or later.leaves != shapes.leaves:
+    sizes = [] if later is None else list(_paired(shapes, later))
+    is_known = all(a == b for a, b in sizes if isinstance(a, str) and isinstance(b, str))
+    if later is None or not is_known:
         raise UnsupportedOperator(["aten.sym_size.int"], "a symbolic size became a constant")
-    guards = {str(guard): guard for guard in (*shapes.guards, *later.guards)}
+    equal = (Condition("==", pair) for pair in sizes if pair[0] != pair[1])
+    guards = {str(guard): guard for guard in (*shapes.guards, *later.guards, *equal)}
     ordered = tuple(guard for _, guard in sorted(guards.items()))
     return Shapes(shapes.symbols, shapes.leaves, ordered, shapes.hints)
+
+
+def _paired(before: Shapes, after: Shapes) -> Iterator[tuple[Size, Size]]:
+    for leaf, shape in before.leaves.items():
+        yield from zip(shape, after.leaves[leaf], strict=True)
 
 
 def _environment(program: ExportedProgram) -> Any:

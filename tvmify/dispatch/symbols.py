@@ -106,7 +106,7 @@ class _SymbolsOfCall:
         if declaration is not None and declaration.varies is not None:
             return declaration.varies
         histories = self._histories[leaf]
-        if self._is_first and not (axis == 1 and len(histories) == 4):  # channels
+        if self._is_first and not (axis == 1 and len(histories) in (4, 5)):  # channels
             return True
         is_side = axis >= 2 and len(self._images.get(leaf, ())) in range(1, _IMAGE_SIZES + 1)
         return len(set(histories[axis])) > 1 and not is_side
