@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.export import Dim
 from tvm import tirx
 
 from tests.compiler.programs import check, compiled, executed, scheduled
+from tvmify import tvmify
 
 
 def gathers(x: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
@@ -56,3 +58,17 @@ def test_double_store_does_not_reuse_operand_memory():
     assert "winograd" in artifact.report["kernels"].values(), artifact.report
     assert 0 < (~expected.isfinite()).sum() < expected.numel() / 2
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def beams(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    scores, at = x.flatten(1).topk(3, 1)
+    return scores, at % 8, x.gather(1, (at // 8).unsqueeze(-1).expand(-1, -1, 8))
+
+
+def test_kernels_may_spell_a_size_in_several_ways():
+    sides = ({0: Dim.AUTO, 1: Dim.AUTO},)
+    fast = tvmify(beams, dynamic_shapes=sides, strict=True, cache=False, compare=False)
+    for shape in ((4, 5, 8), (3, 6, 8)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), beams(x), rtol=0, atol=0)
+    assert fast.cache_info().builds == 1

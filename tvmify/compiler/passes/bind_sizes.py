@@ -82,12 +82,16 @@ class Bindings:
         return tvm_ffi.structural_map(node, [(tirx.Var, renamed)]) if self.variables else node
 
     def apply_to_type(self, ty: relax.Type) -> relax.Type:
-        """Express the type of one or several tensors by the function's symbols."""
+        """Express the type of one or several tensors by the function's symbols.
+
+        Sizes are simplified, since FuseTIR compares them by their text.
+        """
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([self.apply_to_type(part) for part in ty.fields])
         if sizes.is_static(*ty.shape.values):
             return ty
-        return relax.TensorType([self.apply(size) for size in ty.shape.values], str(ty.dtype))
+        shape = [sizes.simplified(self.apply(size)) for size in ty.shape.values]
+        return relax.TensorType(shape, str(ty.dtype))
 
 
 def symbols_in(node: Any) -> list[tirx.Var]:
