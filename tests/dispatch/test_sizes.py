@@ -292,6 +292,15 @@ def test_channels_of_volumes_are_not_symbols_at_first() -> None:
     assert fast.cache_info().builds == 1
 
 
+@pytest.mark.parametrize("pool", [nn.MaxPool1d(3, 2), nn.AvgPool1d(3, 2)], ids=str)
+def test_pools_of_sequences_of_any_length(pool: nn.Module) -> None:
+    lengths = {0: Dim.AUTO, 2: Dim.AUTO}
+    fast = compiled(pool, dynamic_shapes=(lengths,))
+    for batch, length in ((3, 17), (5, 8), (2, 20)):
+        check(fast, pool, drawn(batch, 4, length))
+    assert fast.cache_info().builds == 1
+
+
 def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
     module = Linear()
     first = compiled(module, dynamic=True, cache=str(tmp_path))

@@ -38,6 +38,12 @@ def is_symbolic(sch: s_tir.Schedule, *loops: LoopRV) -> bool:
     return not all(sizes.is_static(sch.get(loop).extent) for loop in loops)
 
 
+def is_compound(sch: s_tir.Schedule, loop: LoopRV) -> bool:
+    """Whether the trip count of a loop is an expression of symbols, such as `size + 3`."""
+    count = sch.get(loop).extent
+    return not sizes.is_static(count) and not isinstance(count, tirx.Var)
+
+
 def kinds(sch: s_tir.Schedule, block: SBlockRV) -> str:
     """One letter for each iteration variable: "S" spatial, "R" reduction, "O" other."""
     letters = {tirx.IterVar.DataPar: "S", tirx.IterVar.CommReduce: "R"}

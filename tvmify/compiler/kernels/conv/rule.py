@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -20,6 +20,7 @@ from tvmify.compiler.kernels.common.loops import (
     extent,
     find,
     fuse,
+    is_compound,
     iterations,
     keep_in_registers,
     output_bits,
@@ -254,8 +255,8 @@ def _cut(
     (yo, yi), (xo, xi), (co, ci) = (
         sch.split(loop, [None, size]) for loop, size in zip((y, x, c), tile, strict=True)
     )
-    outer, count = [b, *group], sch.get(yo).extent
-    if not sizes.is_static(count) and not isinstance(count, tirx.Var):
+    outer = [b, *group]
+    if is_compound(sch, yo):
         # TVM multiplies `size + 3` out, and then finds no quotient by it: nothing between images
         # and rows is fused with them.
         sch.reorder(b, yo, *group, co, xo, yi, xi, ci)

@@ -11,6 +11,7 @@ from tvmify.compiler.kernels.common.loops import (
     element_count,
     extent,
     fuse,
+    is_compound,
     is_output,
     is_reduction_loop,
     is_symbolic,
@@ -70,9 +71,14 @@ class Reduction(_OfSums):
             return None
         *before, last = blocks_of(sch)
         loops = sch.get_loops(last)
+        own = 1
         if rows:
-            row = fuse(sch, loops[:rows])
+            # TVM finds no quotient by `size + 3` in a product with it: it is a loop of its own.
+            known = next((i for i in range(1, rows) if is_compound(sch, loops[i])), rows)
+            row = fuse(sch, loops[:known])
             parallel_if_worth(sch, row, machine, way.work)
+            if known < rows:
+                row, own = fuse(sch, loops[known:rows]), 2
         else:
             # A single row gets a loop, too: `compute_at` then drops the predicates of its partial
             # sums, with which TVM would take these blocks for non-affine and refuse to reorder
@@ -81,7 +87,7 @@ class Reduction(_OfSums):
         for block in reversed(before):
             sch.compute_at(block, row)
         for block in (*before, last):
-            _vectorize_row(sch, block, sch.get_loops(block)[1:], machine)
+            _vectorize_row(sch, block, sch.get_loops(block)[own:], machine)
         return sch
 
 
