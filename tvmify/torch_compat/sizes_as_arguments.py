@@ -96,9 +96,24 @@ def _largest(
     *,
     rank: int,
 ) -> Any:
+    if return_indices:
+        return NotImplemented
     axes = _whole_axes(input, kernel_size, padding, rank)
-    is_largest = axes and _all(dilation, 1) and not return_indices
-    return input.amax(axes, keepdim=True) if is_largest else NotImplemented
+    if axes and _all(dilation, 1):
+        return input.amax(axes, keepdim=True)
+    if rank != 1 or input.dim() not in (2, 3):
+        return NotImplemented
+    kernel, steps, border, holes = (
+        [first, *(given if isinstance(given, Sequence) else [given])]
+        for first, given in (
+            (1, kernel_size),
+            (1, stride or kernel_size),
+            (0, padding),
+            (1, dilation),
+        )
+    )
+    image = input.unsqueeze(-2)
+    return torch.max_pool2d(image, kernel, steps, border, holes, ceil_mode).squeeze(-2)
 
 
 def _mean(
