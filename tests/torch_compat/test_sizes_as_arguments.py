@@ -29,6 +29,8 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "sorted": lambda x: x.take_along_dim(x.argsort(1), 1),
     "flat": lambda x: torch.take_along_dim(x, x.flatten().argsort()),
     "broadcast": lambda x: torch.take_along_dim(x, x[:1].argsort(1), dim=-2),
+    "kron": lambda x: torch.kron(x, x[0, :2, :3]),
+    "one hot": lambda x: F.one_hot(x.argmax(1), x.size(1)),
     "affine": lambda x: F.affine_grid(
         x[:, :2, :3] * 1, [x.size(0), 3, x.size(1), x.size(2)], align_corners=False
     ),

@@ -166,6 +166,25 @@ def _take_along_dim(
     return broadcast(input).gather(dim, broadcast(indices))
 
 
+def _kron(input: torch.Tensor, other: torch.Tensor, **others: Any) -> Any:
+    if any(value is not None for value in others.values()):
+        return NotImplemented
+    rank = max(input.dim(), other.dim())
+    left, right = ([1] * (rank - x.dim()) + list(x.shape) for x in (input, other))
+    # Each axis of the one beside that of the other.
+    outer = [size for each in left for size in (each, 1)]
+    inner = [size for each in right for size in (1, each)]
+    product = input.reshape(outer) * other.reshape(inner)
+    return product.reshape([a * b for a, b in zip(left, right, strict=True)])
+
+
+def _one_hot(input: torch.Tensor, num_classes: Any = -1) -> Any:
+    if not isinstance(num_classes, torch.SymInt) or input.dtype is not torch.int64:
+        return NotImplemented
+    zeros = torch.zeros((*input.shape, num_classes), dtype=torch.int64, device=input.device)
+    return zeros.scatter(-1, input.unsqueeze(-1), 1)
+
+
 def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool | None = None) -> Any:
     operator = torch.ops.aten.affine_grid_generator.default
     with KeepingSizes():  # it calls `linspace`
@@ -179,6 +198,8 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "hann_window": _window(0.5),
     "hamming_window": _window(0.54),
     "take_along_dim": _take_along_dim,
+    "kron": _kron,
+    "one_hot": _one_hot,
     "affine_grid": _affine_grid,
     "affine_grid_generator": _affine_grid,
     **{f"max_pool{rank}d": partial(_largest, rank=rank) for rank in (1, 2, 3)},
