@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.compiler.programs import compiled, executed
+from tvmify.errors import UnsupportedOperator
 
 #: With a vector, a part of one, and a tail.
 LENGTHS = (1, 7, 17, 40)
@@ -79,3 +80,9 @@ def test_half_types_are_rounded_where_they_are_asked_for(kind: torch.dtype, leng
         name: lambda x, function=function: function(x, kind) for name, function in HALVES.items()
     }
     equal_in_each(functions, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16], ids=str)
+def test_types_that_compiled_code_lacks_are_refused_between_operators(dtype: torch.dtype):
+    with pytest.raises(UnsupportedOperator, match=str(dtype)):
+        compiled(lambda x: x.to(dtype).float() * 2, torch.tensor([1.1, 300.0]))

@@ -313,6 +313,8 @@ class Importer(ExportedProgramImporter):
                 f"TVM makes the shape {shape} instead of {self.sizes(expected)}",
             )
         dtype = dtype_name(expected.dtype)
+        if dtype not in DTYPES:  # TVM leaves out casts to 8-bit floats and back
+            raise UnsupportedOperator([operators.name(node)], f"its result is of {expected.dtype}")
         return value if str(value.ty.dtype) == dtype else self.emit(relax.op.astype(value, dtype))
 
     def _owned(self) -> set[fx.Node]:
