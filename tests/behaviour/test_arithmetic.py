@@ -189,3 +189,35 @@ def test_divisions_of_integers_by_zero_raise(divide: Any) -> None:
     x, y = torch.tensor([1, 2]), torch.tensor([1, 0])
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         tvmify(divide, strict=True)(x, y)
+
+
+def _logarithm(x: Tensor) -> Any:
+    return torch.exp(x), math.log(x[0, 0])
+
+
+def _rows(x: Tensor) -> Any:
+    return torch.exp(x) * 2, sum(x)
+
+
+def _larger(x: Tensor) -> Any:
+    return torch.exp(x), max(x[0, 0], x[0, 1])
+
+
+def _larger_elements(x: Tensor) -> Any:
+    return torch.exp(x) * max(x, x + 1)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in eager PyTorch")
+@pytest.mark.parametrize("function", [_logarithm, _rows, _larger, _larger_elements])
+def test_functions_of_python_that_are_given_tensors(function: Any) -> None:
+    def outcome(function: Any, first: float) -> Any:
+        x = torch.tensor([[first, math.nan], [3.0, 1.0]])
+        try:
+            return function(x)
+        except (RuntimeError, ValueError) as error:
+            return type(error)
+
+    compiled = tvmify(function, cache=False, compare=False)
+    for first in (0.5, -0.5):
+        got, expected = outcome(compiled, first), outcome(function, first)
+        assert str(got) == str(expected)

@@ -1,7 +1,8 @@
 """Keeps what torch patches while one thread exports from all other threads.
 
 ``torch.fx`` replaces ``nn.Module.__call__`` and ``__getattr__``, which then fail for modules that
-are not traced. ``torch.export`` replaces ``max``, ``min`` and ``math.pow``, whose results differ.
+are not traced. ``torch.export`` replaces ``max``, ``min`` and ``math.pow``, whose results differ;
+what is exported gets these for symbolic sizes only.
 Both set flags that code asks for, to take another path. Imported only when something has to be
 exported: it imports ``torch.export``.
 """
@@ -89,12 +90,26 @@ def _patch_method(
 
 @contextlib.contextmanager
 def _override_builtins() -> Iterator[None]:
-    """Replace builtin functions, for this thread."""
+    """Replace builtin functions, for this thread and symbolic sizes."""
     before = [getattr(owner, name) for owner, name in _BUILTINS]
     with _own_override_builtins():
         for (owner, name), own in zip(_BUILTINS, before, strict=True):
-            setattr(owner, name, _for_this_thread(getattr(owner, name), own))
+            setattr(owner, name, _for_this_thread(_for_sizes(getattr(owner, name), own), own))
         yield
+
+
+def _for_sizes(replacement: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is another one for symbolic sizes.
+
+    ``max`` of two tensors is one of them, or an error; torch's is ``maximum``, whose NaNs differ.
+    """
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        held = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
+        symbolic = any(isinstance(value, (torch.SymInt, torch.SymFloat)) for value in held)
+        return (replacement if symbolic else own)(*args, **kwargs)
+
+    return function
 
 
 # These run among the globals of torch's own functions.

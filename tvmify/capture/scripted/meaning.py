@@ -9,12 +9,14 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.capture.questions import Reached
 from tvmify.capture.scripted.primitives import PRIMITIVES
 
 #: Methods of strings with defaults, and the number of arguments without one.
@@ -37,6 +39,9 @@ _TRAPPING = (
 #: Conversions that TorchScript may also insert, as of ``x.item()`` to an int where a bool is
 #: needed.
 _CONVERSIONS = {"aten::Int": "int", "aten::Float": "float"}
+#: Builtin functions that go through the rows of a tensor, or take no tensor. TorchScript makes
+#: numbers of the arguments of the others, which is noticed.
+_BUILTINS = frozenset("all any round sum".split())
 
 
 def python_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
@@ -137,6 +142,28 @@ def updates_dicts(scripted: Any) -> bool:
         if read.kind() == "aten::__getitem__" and read.sourceRange() == store.sourceRange():
             return True
     return False
+
+
+def misread_function(scripted: Any, functions: Iterable[Reached]) -> str | None:
+    """Return a function of Python that is given a tensor, or None. ``math.log`` makes a number of
+    it, and ``sum`` adds its rows; TorchScript has operators of these names.
+    """
+    spellings: set[str] = set()
+    for function, code, values in functions:
+        spellings |= (_BUILTINS & code.names) - function.__globals__.keys()
+        owners = [name for name, value in values if value is math]
+        for name, value in values:
+            if isinstance(value, types.BuiltinFunctionType) and value.__module__ == "math":
+                spellings |= {name, *(f"{owner}.{name}" for owner in owners)}
+    if not spellings:
+        return None
+    graph = getattr(scripted, "forward", scripted).inlined_graph
+    for name in {spelling.rpartition(".")[2] for spelling in spellings}:
+        for node in graph.findAllNodes(f"aten::{name}"):
+            takes_tensor = any(value.type().kind() == "TensorType" for value in node.inputs())
+            if takes_tensor and _highlighted(str(node.sourceRange())) in spellings:
+                return _highlighted(str(node.sourceRange()))
+    return None
 
 
 def meaning_text(meant: Callable[..., Any]) -> str:

@@ -29,7 +29,7 @@ from tvmify.capture.scripted.constants import constant_attributes
 from tvmify.capture.scripted.fingerprint import fingerprint
 from tvmify.capture.scripted.interpreter import Interpreter, source_line
 from tvmify.capture.scripted.leftovers import empty, noting
-from tvmify.capture.scripted.meaning import updates_dicts
+from tvmify.capture.scripted.meaning import misread_function, updates_dicts
 from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import unfolded
 from tvmify.capture.state import ModulePath, State, resolve
@@ -125,6 +125,8 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         raise CannotScript("forward is overloaded, which TorchScript turns into several methods")
     if any(function.code.updates for function in functions) and updates_dicts(scripted):
         raise CannotScript("it updates an item of a dict, which TorchScript does not do in place")
+    if (name := misread_function(scripted, functions)) is not None:
+        raise CannotScript(f"{name} is given a tensor, which means something else in TorchScript")
     return scripted
 
 
