@@ -399,6 +399,14 @@ IMAGES: dict[str, Any] = {
     "bilinear": (lambda: Segments("bilinear"), 1),
     "nearest": (lambda: Segments("nearest"), 1),
     "bicubic": (lambda: Segments("bicubic"), 1),
+    "enlarged twice": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, 3),
+            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+            nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True),
+        ),
+        6,
+    ),
     "means": (lambda: nn.AvgPool2d(3, 2, 1), 1),
     "transposed": (
         lambda: nn.Sequential(

@@ -48,7 +48,10 @@ class Bindings:
                 self.variables[size] = tirx.Var(size.name, size.ty)
         for size in every:
             known = set(self.variables).issuperset(sizes.variables_of(size))
-            if not known and not any(sizes.same(size, one) for one, _ in self.compound):
+            # A multiple of another size is never only a variable, which a kernel could infer.
+            if known or self._expressed(size) is not None:
+                continue
+            if not any(sizes.same(size, one) for one, _ in self.compound):
                 self.compound.append((size, sizes.variable_for(size)))
         for size, symbol in self.compound:
             self._solve(size, symbol)
@@ -65,14 +68,8 @@ class Bindings:
         """Express something in the caller's sizes by the function's symbols."""
 
         def replaced(part: Expr) -> Expr:
-            if "int" not in str(part.ty.dtype):
-                return part
-            for as_part in (_in_place_of, _quotient_in_place_of):
-                for size, symbol in self.compound:
-                    found = as_part(part, size, symbol)
-                    if found is not None:
-                        return found
-            return part
+            found = self._expressed(part) if "int" in str(part.ty.dtype) else None
+            return part if found is None else found
 
         def renamed(part: tirx.Var) -> Expr:
             return self.variables.get(part, part)
@@ -80,6 +77,15 @@ class Bindings:
         if self.compound:
             node = tvm_ffi.structural_map(node, [(_COMPOUND, replaced)], order="pre")
         return tvm_ffi.structural_map(node, [(tirx.Var, renamed)]) if self.variables else node
+
+    def _expressed(self, part: Expr) -> Expr | None:
+        """Express a size by the symbol of a compound one; None if it is made of none of them."""
+        for as_part in (_in_place_of, _quotient_in_place_of):
+            for size, symbol in self.compound:
+                found = as_part(part, size, symbol)
+                if found is not None:
+                    return found
+        return None
 
     def apply_to_type(self, ty: relax.Type) -> relax.Type:
         """Express the type of one or several tensors by the function's symbols.
