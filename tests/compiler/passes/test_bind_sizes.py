@@ -32,19 +32,28 @@ def _patches(builder: relax.BlockBuilder, x: Any) -> Any:  # of an image of any 
     return relax.op.nn.pad(rows, [1, 0, 0, 0])
 
 
-ROWS: list[tuple[Any, tuple[int | str, ...], Callable[[Array], Array]]] = [
-    (_second, ("s", 16), lambda x: x[1::2]),
-    (_fourth, ("s", 16), lambda x: x[5::4]),
-    (_distances, ("s", 2, 16), lambda x: x.reshape(-1, 16)[1:]),
-    (_patches, ("s", "t", 16), lambda x: np.pad(x.reshape(-1, 16), ((1, 0), (0, 0)))),
+def _tokens(builder: relax.BlockBuilder, x: Any) -> Any:  # one before those of each of two items
+    return relax.op.nn.pad(x, [0, 0, 1, 0, 0, 0])
+
+
+#: How rows are made of which tensor, what they are, and how many columns the weight has.
+ROWS: list[tuple[Any, tuple[int | str, ...], Callable[[Array], Array], int]] = [
+    (_second, ("s", 16), lambda x: x[1::2], 48),
+    (_fourth, ("s", 16), lambda x: x[5::4], 48),
+    (_distances, ("s", 2, 16), lambda x: x.reshape(-1, 16)[1:], 48),
+    (_patches, ("s", "t", 16), lambda x: np.pad(x.reshape(-1, 16), ((1, 0), (0, 0))), 48),
+    (_tokens, (2, "s", 16), lambda x: np.pad(x, ((0, 0), (1, 0), (0, 0))), 8),
 ]
 
 
-@pytest.mark.parametrize(("rows", "shape", "reference"), ROWS)
+@pytest.mark.parametrize(("rows", "shape", "reference", "columns"), ROWS)
 def test_computed_rows_are_the_rows_of_a_product(
-    rows: Any, shape: tuple[int | str, ...], reference: Callable[[Array], Array]
+    rows: Any,
+    shape: tuple[int | str, ...],
+    reference: Callable[[Array], Array],
+    columns: int,
 ) -> None:
-    weight = random(16, 48, seed=0)
+    weight = random(16, columns, seed=0)
 
     def described(builder: relax.BlockBuilder, x: relax.Expr, w: relax.Expr) -> relax.Expr:
         chosen = builder.emit(rows(builder, x))

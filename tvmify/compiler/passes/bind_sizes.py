@@ -278,7 +278,10 @@ def _quotient_in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | No
     for factor in _FACTORS:
         difference = _difference(part.a * factor, size)
         if difference is not None:
-            return _shifted(symbol, difference) // (int(part.b) * factor)
+            # The sum is a multiple of the factor, so less than that may be added. As `ceil_div`
+            # spells it: where s0 * 2 + 2 rows are tiles of 12, TVM writes s0 // 6 + 1.
+            more = -1 if difference < 0 <= difference + factor else difference
+            return _shifted(symbol, more) // (int(part.b) * factor)
     return None
 
 
