@@ -58,6 +58,12 @@ def test_layer_norm_of_equal_numbers_is_zero(size: int, number: float):
     assert found[0] == 0
 
 
+def test_group_norm_of_equal_rows_is_zero():
+    norm = nn.GroupNorm(2, 4)
+    (found,) = errors(norm, torch.full((1, 4, 130), 33333.3))
+    assert found[0] < 1e-6  # of float64
+
+
 def test_deviations_of_huge_equal_numbers_are_zero():
     (found,) = errors(lambda x: x.std(0), torch.full((8, 30), 3e38))
     assert found[0] == 0

@@ -175,10 +175,14 @@ def _normalized_rows(
                 x.shape[:2], lambda n, g: te.sum(element(n, g, *axes), axis=axes), name=name
             )
 
-        def centred(n: Any, g: Any, k: Any, i: Any) -> Any:
-            return x(n, g, k, i) - sums(n, g) / count
+        def shifted(n: Any, g: Any, k: Any, i: Any) -> Any:
+            # less is lost in sums of equal numbers, as in `deviations`
+            return x(n, g, k, i) - x(n, g, 0, 0)
 
-        sums = total("sums", x)
+        def centred(n: Any, g: Any, k: Any, i: Any) -> Any:
+            return shifted(n, g, k, i) - sums(n, g) / count
+
+        sums = total("sums", shifted)
         squares = total("squares", lambda *i: centred(*i) * centred(*i))
 
         def element(n: Any, g: Any, k: Any, i: Any) -> Any:
