@@ -149,6 +149,7 @@ EXAMPLES = {
     "expanded depthwise": Example(_expanded, tile=8),
     "lstm": Example(functools.partial(_recurrent, nn.LSTM)),
     "gru": Example(functools.partial(_recurrent, nn.GRU)),
+    "rnn": Example(functools.partial(_recurrent, nn.RNN)),
     "cumsum": Example(lambda size: _of(lambda x: torch.cumsum(x, 0), 3, size)),
     "cumprod": Example(lambda size: _of(lambda x: torch.cumprod(x, 0), 3, size)),
     "scatter": Example(_written),
