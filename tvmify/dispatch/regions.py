@@ -28,6 +28,7 @@ from tvmify.dispatch.subject import Subject
 from tvmify.dispatch.submodules import Children
 from tvmify.errors import (
     CaptureError,
+    ChangesItself,
     DependsOnValues,
     GradientsNeeded,
     HasEffects,
@@ -255,7 +256,7 @@ def check_parts(
 def _parts(
     subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
 ) -> Parts | None:
-    if isinstance(reason, NeedsPython) or module.changes_itself is not None:
+    if isinstance(reason, (ChangesItself, NeedsPython)):
         return _children(subject, module, reason, make_part)
     try:
         return Driven(subject, reason, make_part)

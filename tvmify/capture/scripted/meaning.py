@@ -161,8 +161,8 @@ def misread_function(scripted: Any, functions: Iterable[Reached]) -> str | None:
     for name in {spelling.rpartition(".")[2] for spelling in spellings}:
         for node in graph.findAllNodes(f"aten::{name}"):
             takes_tensor = any(value.type().kind() == "TensorType" for value in node.inputs())
-            if takes_tensor and _highlighted(str(node.sourceRange())) in spellings:
-                return _highlighted(str(node.sourceRange()))
+            if takes_tensor and (spelled := _highlighted(str(node.sourceRange()))) in spellings:
+                return spelled
     return None
 
 
