@@ -58,9 +58,11 @@ def test_layer_norm_of_equal_numbers_is_zero(size: int, number: float):
     assert found[0] == 0
 
 
-def test_group_norm_of_equal_rows_is_zero():
-    norm = nn.GroupNorm(2, 4)
-    (found,) = errors(norm, torch.full((1, 4, 130), 33333.3))
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("shape", [(1, 4, 130), (2, 4, 9, 9), (2, 4, 3, 9, 9)], ids=len)
+def test_group_norm_of_equal_numbers_is_zero(shape: tuple[int, ...], groups: int):
+    norm = nn.GroupNorm(groups, 4)
+    (found,) = errors(norm, torch.full(shape, 33333.3))
     assert found[0] < 1e-6  # of float64
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -127,27 +128,39 @@ def _normalized_images(
     grouped = [count // depth, depth, norm.groups, _of_each(channels, norm.groups)]
     shared = [axis for axis in (1, 3) if grouped[axis] > 1]
 
+    def of_group(x: relax.Expr, combine: Callable[[relax.Expr], relax.Expr]) -> relax.Expr:
+        """Combine the numbers of a group's channels, and return the result for each channel."""
+        if not shared:
+            return x
+        x = emit(combine(emit(relax.op.reshape(x, grouped))))
+        x = emit(relax.op.broadcast_to(x, grouped))
+        return emit(relax.op.reshape(x, [count, channels, 1, 1]))
+
     def mean(x: relax.Expr) -> relax.Expr:
-        """Return, for each channel, the mean of its group."""
         for axis in (3, 2):
             x = emit(relax.op.mean(x, [axis], keepdims=True))
-        if shared:
-            x = emit(relax.op.reshape(x, grouped))
-            x = emit(relax.op.mean(x, shared, keepdims=True))
-            x = emit(relax.op.broadcast_to(x, grouped))
-            x = emit(relax.op.reshape(x, [count, channels, 1, 1]))
-        return x
+        return of_group(x, lambda x: relax.op.mean(x, shared, keepdims=True))
+
+    def first(x: relax.Expr) -> relax.Expr:
+        zeros, ones = [0] * len(shared), [1] * len(shared)
+        x = emit(relax.op.strided_slice(x, [2, 3], [0, 0], [1, 1]))
+        return of_group(x, lambda x: relax.op.strided_slice(x, shared, zeros, ones))
+
+    def shifted() -> relax.Expr:
+        # less is lost, as in `deviations`; each pass subtracts anew, for nothing is stored then
+        return emit(x - origin)
 
     def per_channel(scale: Any, default: float) -> relax.Expr:
         scale = _scale(importer, scale, [channels], default, norm.dtype)
         return emit(relax.op.reshape(scale, [1, channels, 1, 1]))
 
-    means = mean(x)
-    centred = emit(x - means)
+    origin = first(x)
+    means = mean(shifted())
+    centred = emit(shifted() - means)
     variance = emit(mean(emit(centred * centred)) + relax.const(norm.eps, str(x.ty.dtype)))
     scale = emit(emit(relax.op.rsqrt(variance)) * per_channel(norm.weight, 1.0))
     shift = emit(per_channel(norm.bias, 0.0) - emit(means * scale))
-    return emit(emit(x * scale) + shift)
+    return emit(emit(shifted() * scale) + shift)
 
 
 def _normalized_rows(
