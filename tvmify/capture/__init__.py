@@ -11,7 +11,7 @@ from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, check_questions
 from tvmify.capture.recorded import RecordedGraph
-from tvmify.capture.scripted.driver import REGION_SCHEMA, Driver, Part
+from tvmify.capture.regions.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, scripting
 from tvmify.capture.state import present, resolve
 from tvmify.capture.varying import STATIC, Limits, Varying

@@ -1,6 +1,6 @@
 """Modules whose control flow depends on values: each region has its own dispatcher.
 
-The driver (`tvmify.capture.scripted.driver`) calls a region by number: from Python, or, if the
+The driver (`tvmify.capture.regions.driver`) calls a region by number: from Python, or, if the
 module is TorchScript, as the operator ``tvmify::region``. It is then a call like any other, which
 runs compiled, or in eager PyTorch if it cannot be compiled.
 """

@@ -1,1 +1,1 @@
-"""Programs captured by TorchScript, whole or in regions."""
+"""Programs captured by TorchScript."""

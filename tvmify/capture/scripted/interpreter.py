@@ -26,7 +26,7 @@ from tvmify.torch_compat.symbols import SYMBOLS
 #: In TorchScript, scalars have the types in the graph: 2 ** 3 is 8.0.
 _SCALARS: dict[str, Callable[[Any], Any]] = {"FloatType": float, "IntType": int, "BoolType": bool}
 #: Nodes that return their input.
-_IDENTITIES = frozenset(
+IDENTITIES = frozenset(
     {"prim::unchecked_cast", "prim::unchecked_unwrap_optional", "aten::_unwrap_optional"}
 )
 #: Where PyTorch checks, for speed, whether a mask is causal. "No" is always right: attention then
@@ -91,7 +91,7 @@ class Interpreter:
             results = []  # of a tensor that was written in place; `fingerprint` refuses others
         elif kind in _STRUCTURE:
             results = [_STRUCTURE[kind](self, node, inputs)]
-        elif kind in _IDENTITIES:
+        elif kind in IDENTITIES:
             results = inputs[:1]
         elif kind == "aten::Bool" and _HINT.search(where(node)):
             results = [False]
@@ -227,7 +227,7 @@ _STRUCTURE: dict[str, Callable[[Interpreter, torch._C.Node, list[Any]], Any]] = 
 def interprets(node: torch._C.Node) -> bool:
     """Whether the interpreter can run a node."""
     kind = node.kind()
-    known = kind in _STRUCTURE or kind in _IDENTITIES
+    known = kind in _STRUCTURE or kind in IDENTITIES
     flow = kind in ("prim::If", "prim::Loop", "prim::TupleUnpack", "prim::ListUnpack")
     return known or flow or find_operator(qualified_name(node)) is not None
 

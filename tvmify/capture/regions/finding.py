@@ -157,7 +157,7 @@ class Regions:
                     if leaf or all(v.debugName() not in defined for v in operands(node)):
                         continue  # stays in place and is recomputed where needed
                 run.append(node)
-                defined |= {v.debugName() for n in with_nested(node) for v in n.outputs()}
+                defined |= {value.debugName() for value in inner_values(node)}
                 continue
             if self._has_effects(node) or any(v.debugName() in defined for v in node.inputs()):
                 self._close(run, defined)
@@ -288,12 +288,7 @@ class Regions:
             return  # only weights and constants: an operator without tensors is not dispatched
         if operators.total() < _FEWEST_OPERATORS:
             return
-        inside: Counter[str] = Counter()
-        for top in run:
-            for node in with_nested(top):
-                inside.update(value.debugName() for value in node.inputs())
-                for block in node.blocks():
-                    inside.update(value.debugName() for value in block.outputs())
+        inside = Counter(value.debugName() for node in run for value in operands(node))
         wanted = [
             value
             for node in run
@@ -351,6 +346,11 @@ def operands(node: torch._C.Node) -> list[torch._C.Value]:
         for block in inner.blocks():
             values += block.outputs()
     return values
+
+
+def inner_values(node: torch._C.Node) -> list[torch._C.Value]:
+    """Return the values that a node and the nodes of its blocks define."""
+    return [value for inner in with_nested(node) for value in inner.outputs()]
 
 
 def _is_cheap(node: torch._C.Node) -> bool:

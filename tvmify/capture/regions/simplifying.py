@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tvmify.capture.regions.finding import with_nested
 from tvmify.capture.scripted.effects import is_tensor, writes
 from tvmify.errors import CaptureError
 
@@ -92,11 +93,5 @@ def _known(value: Any, root: Any) -> Any:
 
 
 def _writes_tensors(graph: Any) -> bool:
-    nodes = list(graph.nodes())
-    while nodes:
-        node = nodes.pop()
-        if writes(node) and is_tensor(node.inputsAt(0)):
-            return True
-        for block in node.blocks():
-            nodes += block.nodes()
-    return False
+    nodes = (inner for node in graph.nodes() for inner in with_nested(node))
+    return any(writes(node) and is_tensor(node.inputsAt(0)) for node in nodes)

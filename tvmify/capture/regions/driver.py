@@ -13,12 +13,12 @@ from typing_extensions import Self
 
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.questions import ASKING
+from tvmify.capture.regions.finding import Region, Regions, inner_values, operands
+from tvmify.capture.regions.simplifying import simplify
+from tvmify.capture.regions.transcribing import Transcript
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.effects import is_tensor
 from tvmify.capture.scripted.program import Scripted, ScriptedProgram
-from tvmify.capture.scripted.regions import Region, Regions, operands
-from tvmify.capture.scripted.simplifying import simplify
-from tvmify.capture.scripted.transcribing import Transcript
 from tvmify.capture.state import resolve
 from tvmify.errors import SET_ATTRIBUTE, CaptureError, UnsupportedOperator
 
@@ -199,7 +199,7 @@ class Driver:
     # ----------------------------------------------------------------------- cutting the graph
 
     def _cut_out(self, region: Region, key: int) -> Part:
-        defined = {v.debugName() for node in region.nodes for v in _inner_values(node)}
+        defined = {v.debugName() for node in region.nodes for v in inner_values(node)}
         tensors, numbers, moved = self._entering(region.nodes, defined)
         numbers.sort(key=lambda value: value.type().kind() == "FloatType")  # integers first
         inner = self._region_graph(region, [*tensors, *numbers], moved)
@@ -234,7 +234,7 @@ class Driver:
                 return
             if value.debugName() in self._movable:
                 node = value.node()
-                own = [v.debugName() for v in _inner_values(node)]
+                own = [v.debugName() for v in inner_values(node)]
                 for operand in operands(node):
                     if operand.debugName() not in own:
                         enter(operand)
@@ -323,15 +323,6 @@ class Driver:
                     old.replaceAllUsesWith(values[old.debugName()])
         for node in reversed(region.nodes):
             node.destroy()
-
-
-def _inner_values(node: torch._C.Node) -> list[torch._C.Value]:
-    """Return the values that a node and the nodes of its blocks define."""
-    values = list(node.outputs())
-    for block in node.blocks():
-        for inner in block.nodes():
-            values += _inner_values(inner)
-    return values
 
 
 def _attributes_set(scripted: Any) -> frozenset[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""Programs whose control flow depends on values: cut into regions, and Python between them."""
