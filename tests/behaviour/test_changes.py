@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any, NoReturn
 
 import pytest
@@ -100,6 +101,17 @@ def add_a_method_to_a_class(net: Any) -> Callable[[], None]:
 
 def set_forward(net: Any) -> None:
     net.layers[2].forward = lambda x: x * 7
+
+
+def bind_a_forward(net: Any) -> None:
+    def doubled(self: Any, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, self.weight, self.bias) * 2
+
+    net.layers[3].forward = MethodType(doubled, net.layers[3])
+
+
+def replace_a_method_of_an_object(net: Any) -> None:
+    net.layers[0].scale = lambda: 5.0
 
 
 def add_a_hook(net: Any) -> None:
@@ -197,6 +209,8 @@ CHANGES = [
     replace_a_method_of_a_class,
     add_a_method_to_a_class,
     set_forward,
+    bind_a_forward,
+    replace_a_method_of_an_object,
     add_a_hook,
     add_a_hook_with_keywords,
     replace_the_hooks,
@@ -271,6 +285,32 @@ def test_global_hooks_are_refused_by_functions() -> None:
     finally:
         hook.remove()
     torch.testing.assert_close(fast(X), layer(X) + 0.5)
+
+
+class Slotted(nn.Linear):
+    __slots__ = ("factor",)
+    factor: float
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return F.linear(input, self.weight, self.bias) * self.factor
+
+
+def test_modules_with_slots_run_in_eager() -> None:
+    plain = Slotted(4, 4).eval()
+    plain.factor = 2.0
+    alone, inside = decorate(plain), decorate(nn.Sequential(plain).eval())
+    check(alone, plain, X)
+    check(inside, plain, X)
+    plain.factor = 3.0
+    check(inside, plain, X)
+    assert alone.cache_info().eager == 1 and inside.cache_info().eager == 2
+    assert "'0.factor' is in __slots__" in str(inside.explain())
+
+
+def test_parametrizations_in_training_mode_are_compiled() -> None:
+    plain = nn.Sequential(nn.Linear(4, 4)).eval()
+    parametrizations.weight_norm(plain[0])  # a new module, in training mode
+    check(decorate(plain, strict=True), plain, X)
 
 
 def test_non_changes_do_not_rebuild() -> None:

@@ -23,7 +23,7 @@ from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions, Options
 from tvmify.runtime import DISPATCHER, is_traced_here, original
-from tvmify.torch_compat.parts import trains
+from tvmify.torch_compat.parts import slots, trains
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -206,6 +206,9 @@ def _decorate_instance(
     shared: Any = object.__new__(derived)
     # Share the dicts of parameters, buffers and submodules, so that a change affects both.
     shared.__dict__.update(_own_attributes(module))
+    for name in slots(base):
+        if hasattr(module, name):
+            setattr(shared, name, getattr(module, name))
     return shared
 
 

@@ -98,12 +98,14 @@ def check_modes(watched: Watched, args: tuple[Any, ...], kwargs: dict[str, Any])
     Raises
     ------
     TrainingMode, GradientsNeeded, NotCompiled
-        The module is in training mode, an input requires a gradient, or there is a hook.
+        The module is in training mode, an input requires a gradient, or there is a hook,
+        or an attribute in ``__slots__``.
     """
     if watched.training is not None:
         where = f"submodule {watched.training!r}" if watched.training else "the module"
         raise TrainingMode(f"{where} is in training mode", "Call .eval() before inference.")
     watched.check_shapes()
+    watched.check_slots()
     watched.check_hooks()
     if not torch.is_grad_enabled():
         return False

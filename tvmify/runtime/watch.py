@@ -26,7 +26,7 @@ from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
 from tvmify.runtime.native import Guard
 from tvmify.runtime.settings import PLAIN, settings_in
 from tvmify.signature import unreadable_kind
-from tvmify.torch_compat.parts import Part, follows_parameters, parts, trains
+from tvmify.torch_compat.parts import Part, follows_parameters, parts, slots, trains
 
 # Bookkeeping of nn.Module: the parts that matter (parameters, hooks …) are watched by name.
 _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
@@ -64,6 +64,8 @@ class Watched:
         attribute.
     lazy
         Dotted name of the first parameter or buffer that has no shape yet, or None.
+    slotted
+        Dotted name of the first attribute in ``__slots__``, where no change is noticed, or None.
     """
 
     guard: Guard
@@ -74,6 +76,7 @@ class Watched:
     requires_grad: bool
     identities: Mapping[str, int]
     lazy: str | None = None
+    slotted: str | None = None
 
     def changes_since(self, earlier: Watched) -> list[str]:
         """Return the names of the attributes that were set since, perhaps to equal values."""
@@ -107,6 +110,20 @@ class Watched:
             raise Uninitialized(
                 f"{self.lazy!r} is lazy: it gets its shape from the first call",
                 "Call warmup() before, or the module in eager PyTorch.",
+            )
+
+    def check_slots(self) -> None:
+        """Refuse modules with attributes whose changes are not noticed.
+
+        Raises
+        ------
+        NotCompiled
+            A module has attributes in ``__slots__``.
+        """
+        if self.slotted is not None:
+            raise NotCompiled(
+                f"{self.slotted!r} is in __slots__, where changes are not noticed",
+                "Remove __slots__ from the class.",
             )
 
     def check_hooks(self) -> None:
@@ -185,6 +202,7 @@ class _Watching:
         self._training: str | None = None
         self._hooked: str | None = None
         self._lazy: str | None = None
+        self._slotted: str | None = None
         self._exported: list[str] = []
 
     def add(self, part: Part, *, has_hooks: bool) -> None:
@@ -207,6 +225,8 @@ class _Watching:
             self._state.append((part.attribute("training"), _comparable(trains(module))))
             return
         self._add_class(part)
+        if self._slotted is None and (names := slots(type(module))):
+            self._slotted = part.attribute(names[0])
         attributes = module.__dict__
         self._sizes.append((attributes, len(attributes)))
         for name, value in attributes.items():
@@ -254,6 +274,7 @@ class _Watching:
             requires_grad=requires_grad,
             identities=self._identities,
             lazy=self._lazy,
+            slotted=self._slotted,
         )
 
     def _may_change(self, part: Part, name: str, value: Any) -> bool:
@@ -334,9 +355,9 @@ def _heeds_training(cls: type[nn.Module]) -> bool:
     """Whether training mode changes what a submodule computes; for layers like Linear it does not.
 
     A new layer is in training mode, and often stays so when it replaces another in a model. Only
-    PyTorch's own layers are known to ignore the mode.
+    PyTorch's own layers and parametrizations are known to ignore the mode.
     """
-    if not cls.__module__.startswith("torch.nn.modules."):
+    if not cls.__module__.startswith(("torch.nn.modules.", "torch.nn.utils.")):
         return True
     return any(
         "training" in member.__code__.co_names

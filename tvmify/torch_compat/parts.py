@@ -15,6 +15,7 @@ from torch import nn
 _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _HOLDERS = (*_SEQUENCES, *_SETS, dict, types.MethodType, functools.partial, nn.Module)
+_METHODS = (types.FunctionType, staticmethod, classmethod)
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 #: Attributes of torch's recurrent modules: a list of their parameters, which each call makes again
 #: if a parameter was replaced, and the names of these.
@@ -81,6 +82,19 @@ def hidden_names(module: nn.Module) -> set[str]:
     usual = vars(nn.Module)
     of_class = {n for base in type(module).__mro__ for n in vars(base) if n not in usual}
     return registered & (vars(module).keys() | of_class)
+
+
+def replaced_methods(module: nn.Module) -> set[str]:
+    """Return the names of the methods that an attribute of the object replaces."""
+    bases = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
+    members = {name: member for base in reversed(bases) for name, member in vars(base).items()}
+    return {name for name in vars(module) if isinstance(members.get(name), _METHODS)}
+
+
+def slots(cls: type[nn.Module]) -> tuple[str, ...]:
+    """Return the attributes that objects of a class keep in ``__slots__``, outside `vars`."""
+    members = (item for base in cls.__mro__ for item in vars(base).items())
+    return tuple(n for n, member in members if isinstance(member, types.MemberDescriptorType))
 
 
 def key_part(key: object) -> str:

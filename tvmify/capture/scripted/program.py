@@ -38,7 +38,7 @@ from tvmify.capture.varying import STATIC, Varying, check_sizes, shapes_of
 from tvmify.errors import CaptureError, UnsupportedInput, described
 from tvmify.signature import repeat, repetitions
 from tvmify.system.faults import check_temporary_directory
-from tvmify.torch_compat.parts import hidden_names
+from tvmify.torch_compat.parts import hidden_names, replaced_methods
 from tvmify.torch_compat.silence import silenced
 from tvmify.torch_compat.tracing import tracing
 
@@ -140,6 +140,8 @@ def _refuse_what_is_overlooked(module: torch.nn.Module) -> None:
         where = f" of {path!r}" if path else ""
         if names := hidden_names(part):
             raise CannotScript(f"an attribute{where} hides the registered {min(names)!r}")
+        if names := replaced_methods(part):  # it would call the method of the class
+            raise CannotScript(f"an attribute{where} replaces the method {min(names)!r}")
         if not isinstance(part, torch.fx.GraphModule) and (name := _own_call(part)):
             raise CannotScript(f"a class{where} defines {name}")
         if is_parametrized(part):  # scripting succeeds, and the script raises
