@@ -90,6 +90,29 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     return aten._adaptive_avg_pool2d(x, sizes)
 
 
+def _resize_line(
+    x: torch.Tensor, size: list[int] | None, aligned: bool, factors: list[float] | None
+) -> torch.Tensor:
+    """Resize as an image of one row; torch's own decomposition makes infinities at an end NaN."""
+    sizes, factors = size and [1, *size], factors and [1.0, *factors]
+    return aten.upsample_bilinear2d.vec(x.unsqueeze(-2), sizes, aligned, factors).squeeze(-2)
+
+
+def _resize_volume(
+    x: torch.Tensor, size: list[int] | None, aligned: bool, factors: list[float] | None
+) -> torch.Tensor:
+    """Resize the slices as images, and then the depth of each pixel."""
+    resize = aten.upsample_bilinear2d.vec
+    batch, channels, depth = x.shape[:3]
+    images = x.reshape(batch, channels * depth, *x.shape[3:])
+    images = resize(images, size and size[1:], aligned, factors and factors[1:])
+    height, width = images.shape[2:]
+    pixels = images.reshape(batch, channels, depth, height * width)
+    sizes, factors = size and [size[0], height * width], factors and [factors[0], 1.0]
+    pixels = resize(pixels, sizes, aligned, factors)
+    return pixels.reshape(batch, channels, pixels.shape[2], height, width)
+
+
 def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Torch's own decomposition is a subscript, which reads the value of an index without axes."""
     return aten.index(x.reshape(-1), [index.reshape(-1)]).reshape(index.shape)
@@ -181,6 +204,12 @@ def _tables() -> tuple[Rules, Rules]:
         table.pop(operator, None)
     for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
         table[operator] = _adaptive_mean
+        ours.add(operator)
+    for operator, rule in (
+        (aten.upsample_linear1d.vec, _resize_line),
+        (aten.upsample_trilinear3d.vec, _resize_volume),
+    ):
+        table[operator] = rule
         ours.add(operator)
     # A copy of a literal, as a recording of the whole program has it.
     table[aten.lift_fresh_copy.default] = aten.clone.default

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import fx
 from tvm import relax, te, tirx
@@ -177,18 +178,14 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
         result = importer.emit_te(reading(found, out), result)
         matrices = {}
     for axis, matrix in matrices.items():
-        taps = int((matrix != 0).sum(1).max())
-        weights, positions = matrix.abs().topk(taps, dim=1)
-        order = positions.sort(1).indices
-        positions = positions.gather(1, order)
-        weights = matrix.gather(1, positions)
-        if taps == 1 and matrix.shape[0] == matrix.shape[1]:
+        positions, weights = _taps(matrix)
+        if positions.shape[1] == 1 and matrix.shape[0] == matrix.shape[1]:
             continue  # the identity
         result = importer.emit_te(
             _take_taps,
             result,
-            relax.const(positions.numpy().astype("int32")),
-            relax.const(weights.numpy(), dtype_of(result)),
+            relax.const(positions),
+            relax.const(weights, dtype_of(result)),
             axis,
             primfunc_name_hint="resample",
         )
@@ -200,6 +197,25 @@ def _only_tap(matrix: torch.Tensor) -> places.Formula | None:
     if not ((matrix != 0).sum(1) == 1).all() or not (matrix.sum(1) == 1).all():
         return None
     return places.formula_of(matrix.argmax(1), matrix.shape[1])
+
+
+def _taps(matrix: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions and weights of the elements of each row, ``[out, taps]``.
+
+    A row with fewer than others takes its first element several times, with halves of its weight,
+    which is exact. Another element of weight 0 would make the result NaN if it is not finite.
+    """
+    most = int((matrix != 0).sum(1).max())
+    positions, weights = [], []
+    for row in matrix:
+        places = row.nonzero().flatten().tolist()
+        factors = row[places].tolist()
+        while len(places) < most:
+            places.insert(0, places[0])
+            factors[:1] = [factors[0] / 2] * 2
+        positions.append(places)
+        weights.append(factors)
+    return np.array(positions, "int32"), np.array(weights)
 
 
 def _take_taps(x: te.Tensor, positions: te.Tensor, weights: te.Tensor, axis: int) -> te.Tensor:
