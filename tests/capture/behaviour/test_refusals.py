@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.capture import nets
-from tvmify import TvmifyWarning, tvmify
+from tvmify import tvmify
 from tvmify.capture import capture
 from tvmify.errors import CaptureError, UnsupportedOperator
 
@@ -147,30 +147,3 @@ def test_raising_call_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
 def test_reason_names_user_code_only() -> None:
     with pytest.raises(CaptureError, match=r"depends on the values of tensors \(no source known\)"):
         capture(lambda x, mask: x[mask], (torch.rand(4), torch.ones(4, dtype=torch.bool)), {})
-
-
-class Encoder(nn.Module):
-    """Cannot be scripted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-
-    def forward(self, x: torch.Tensor, *masks: torch.Tensor) -> torch.Tensor:
-        return self.encoder(x, src_key_padding_mask=masks[0] if masks else None)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # eager's own
-def test_encoder_zeros_padded_positions():
-    """PyTorch does so in eager alone: where `torch.export` looks, it computes them."""
-    net = Encoder().eval()
-    x, padding = torch.randn(3, 10, 16), torch.zeros(3, 10, dtype=torch.bool)
-    padding[1, 6:] = True
-    fast: Any = tvmify(net, cache=False)
-    with torch.no_grad():
-        with pytest.warns(TvmifyWarning, match="nested tensor"):
-            result = fast(x, padding)
-        assert not result[1, 6:].any()
-        torch.testing.assert_close(result, net(x, padding))
-        torch.testing.assert_close(tvmify(net, cache=False, strict=True)(x), net(x))

@@ -24,7 +24,7 @@ from tvmify.capture.exporting import (
     tensor_identity,
     with_weights,
 )
-from tvmify.capture.nested import refuse_nested_tensors
+from tvmify.capture.nested import avoid_nested_tensors, refuse_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout
 from tvmify.capture.recorded import RecordedGraph
@@ -86,6 +86,7 @@ class TracedProgram(Program):
                 names.setdefault(tensor_identity(tensor), name)
             for part in module.modules():
                 make_buffers(part)  # otherwise recording would write to them
+            avoid_nested_tensors(module)
             refuse_nested_tensors(module)
             watch = partial(_watched, callable_, read)
         else:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from tvmify.capture.carrier import Carrier
 from tvmify.capture.draws import may_draw
 from tvmify.capture.loading import import_recorder
+from tvmify.capture.nested import avoid_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.questions import (
     asks_for_identity,
@@ -108,6 +109,7 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         _refuse_what_is_overlooked(callable_)
         source, constants = twin(callable_), constant_attributes(callable_)
         made += (m for m in source.modules() if not isinstance(m, torch.jit.ScriptModule))
+        avoid_nested_tensors(source)
         distinguish(source)
     # That TorchScript is deprecated is nothing a user could act on. Other warnings are about
     # annotations, which eager and torch.export do not read.
