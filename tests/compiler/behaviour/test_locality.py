@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tests.compiler.programs import compiled, executed
 
@@ -16,6 +17,7 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]]
     "bilinear": (lambda x: F.interpolate(x, size=(7, 8), mode="bilinear"), (1, 2, 3, 4)),
     "trilinear": (lambda x: F.interpolate(x, size=(5, 7, 8), mode="trilinear"), (1, 2, 2, 3, 4)),
     "factor": (lambda x: F.interpolate(x, scale_factor=1.7, mode="linear"), (1, 2, 4)),
+    "transposed convolution": (nn.ConvTranspose2d(2, 3, 3, stride=2).eval(), (1, 2, 5, 5)),
     "adaptive mean": (lambda x: F.adaptive_avg_pool1d(x, 7), (1, 2, 4)),
     "adaptive mean of images": (lambda x: F.adaptive_avg_pool2d(x, (7, 3)), (1, 2, 4, 5)),
 }

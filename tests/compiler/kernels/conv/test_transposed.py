@@ -31,6 +31,10 @@ def _rules(artifact):
         ((1, 3, 6, 6), (3, 4, 2), {"stride": 3, "output_padding": 2}),
         ((1, 3, 6, 6), (3, 4, 2), {"stride": 1, "padding": 1}),
         ((1, 3, 6, 6), (3, 4, 2), {"stride": 2, "padding": 3}),
+        ((1, 3, 6, 5), (3, 4, 5), {"stride": (3, 2), "padding": (0, 4)}),
+        ((1, 3, 6, 5), (3, 4, (1, 3)), {"stride": (2, 1)}),
+        ((1, 3, 1, 2), (3, 4, 3), {"stride": 2, "padding": 1}),
+        ((1, 3, 1, 1), (3, 4, 1), {"stride": 3, "padding": 1, "output_padding": 2}),
     ],
 )
 def test_image(shape, arguments, options):
