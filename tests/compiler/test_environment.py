@@ -53,3 +53,22 @@ def test_the_compiler_is_loaded_ahead_of_the_import() -> None:
             raise AssertionError("errors are lost")
     """
     run_python(program)
+
+
+def test_a_user_without_a_home_compiles() -> None:
+    program = """
+        import os
+        import pwd
+
+        from tvmify.compiler.environment import prepare_tvm
+
+        def unknown(user):
+            raise KeyError(user)
+
+        pwd.getpwuid = unknown
+        os.environ.pop("HOME", None)
+        os.environ.pop("XDG_CACHE_HOME", None)
+        prepare_tvm()
+        assert "XDG_CACHE_HOME" not in os.environ
+    """
+    run_python(program)

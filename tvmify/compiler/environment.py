@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -52,8 +53,9 @@ def prepare_tvm() -> None:
     BuildError
         It was imported without its compiler.
     """
-    _check_compiler()
-    import tvm.relax.frontend.torch  # noqa: F401
+    with _home():
+        _check_compiler()
+        import tvm.relax.frontend.torch  # noqa: F401
 
     from tvmify.compiler import intrinsics
     from tvmify.compiler.cuda import intrinsics as cuda_intrinsics
@@ -61,6 +63,26 @@ def prepare_tvm() -> None:
     logging.getLogger("tvm").setLevel(logging.ERROR)
     intrinsics.register()
     cuda_intrinsics.register()
+
+
+@contextlib.contextmanager
+def _home() -> Iterator[None]:
+    """Spare TVM's import, which looks for the user's cache directory, the error of having none."""
+    try:
+        Path.home()
+    except RuntimeError:
+        pass
+    else:
+        yield
+        return
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = before or "."  # which other libraries ignore: it is relative
+    try:
+        yield
+    finally:
+        del os.environ["XDG_CACHE_HOME"]
+        if before is not None:
+            os.environ["XDG_CACHE_HOME"] = before
 
 
 def _check_compiler() -> None:
