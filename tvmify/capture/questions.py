@@ -40,11 +40,13 @@ _OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_
 }
 #: Assigns to ``x.data``, which ``torch.export`` does not record: it goes on with the old values.
 _ASSIGN_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
-#: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does; and
-#: a method that changes a result in TorchScript's graph, but in no program.
-_NAMES = frozenset(
-    {"is_scripting", "_get_tracing_state", "is_exporting", "requires_grad_", *_OF_TENSORS.values()}
-)
+#: Names used to ask what TorchScript answers when it compiles, or not as eager PyTorch does; a
+#: method that changes a result in TorchScript's graph, but in no program; and a check of values,
+#: which TorchScript drops since nothing reads it.
+_NAMES = frozenset("is_scripting _get_tracing_state is_exporting requires_grad_".split()) | {
+    "_assert_async",
+    *_OF_TENSORS.values(),
+}
 #: Names of operators on lists of tensors. TorchScript drops those that only write.
 _ON_LISTS = "_foreach_"
 #: Methods whose results depend on the memory layout of a tensor.

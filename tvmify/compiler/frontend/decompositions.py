@@ -15,6 +15,7 @@ from torch._export.utils import (
 )
 from torch.export import ExportedProgram, exported_program
 
+from tvmify.compiler.frontend.checks import keep_checks
 from tvmify.compiler.frontend.constants import fold_constants
 from tvmify.compiler.frontend.decomposed_attention import recognize_attention
 from tvmify.compiler.frontend.einsum import einsum
@@ -167,7 +168,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     refuse_writes_to_lists(program)
     refuse_errors(program)
     shared = sharing(program)
-    program = _in_core_aten(program)
+    program = _in_core_aten(keep_checks(program, shared))
     fold_constants(program)
     recognize_attention(program)
     forget_tensors(*fake_modes(program.graph))

@@ -1,0 +1,54 @@
+"""Checks of values raise in every call, though nothing in a program reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tvmify import tvmify as decorate
+
+
+def asserted(x: torch.Tensor) -> Any:
+    torch._assert_async((x > 0).all(), "not positive")
+    return x.view(-1), x.exp()
+
+
+def checked(x: torch.Tensor) -> Any:
+    torch._check_tensor_all(x > 0, lambda: "not positive")
+    torch._assert_async((x < 9).any())
+    return {"it": x, "exp": x.exp()}
+
+
+@pytest.mark.parametrize("function", [asserted, checked])
+def test_a_failing_check_raises_what_eager_raises(
+    function: Callable[..., Any], inference: None
+) -> None:
+    fast = decorate(function, strict=True)
+    x = torch.rand(2, 3) + 1
+    fast(x)
+    torch.testing.assert_close(fast(x + 1), function(x + 1))
+    for wrong in (-x, x + 9):
+        try:
+            expected = function(wrong)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error)):
+                fast(wrong)
+        else:
+            torch.testing.assert_close(fast(wrong), expected)
+    torch.testing.assert_close(fast(x), function(x))
+    assert fast.cache_info().misses == 1
+
+
+def test_a_check_of_what_is_not_computed_runs_in_eager(inference: None) -> None:
+    def only(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "not positive")
+        return x
+
+    fast = decorate(only)
+    with pytest.warns(match="nothing that it computes is returned"):
+        fast(torch.ones(2))
+    with pytest.raises(RuntimeError, match="not positive"):
+        fast(-torch.ones(2))
