@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,14 +11,27 @@ from tvmify.dispatch import miss
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows of each call that was captured."""
-    found: list[int] = []
-    capture = miss.capture
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Count the calls of a function, given its owner and name.
 
-    def counted(callable_: Any, args: Any, kwargs: Any, varying: Any) -> Any:
-        found.append(len(args[0]))
-        return capture(callable_, args, kwargs, varying)
+    The returned list gets ``note(*args)`` for each call.
+    """
 
-    monkeypatch.setattr(miss, "capture", counted)
-    return found
+    def count(owner: Any, name: str, note: Callable[..., Any] = lambda *args: None) -> list[Any]:
+        notes: list[Any] = []
+        function = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            notes.append(note(*args))
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+        return notes
+
+    return count
+
+
+@pytest.fixture
+def captured(count_calls: Callable[..., list[Any]]) -> list[int]:
+    """Get the number of rows of each call that is captured."""
+    return count_calls(miss, "capture", lambda _, args, *rest: len(args[0]))

@@ -360,16 +360,9 @@ class Anchors(nn.Module):
 
 @pytest.mark.usefixtures("inference")
 def test_what_forward_sets_to_equal_values_is_not_inspected_for_ever(
-    monkeypatch: pytest.MonkeyPatch, captured: list[int]
+    count_calls: Callable[..., list[Any]],
 ) -> None:
-    inspected: list[object] = []
-    watch = module_state.watch
-
-    def counted(module: nn.Module, *args: Any, **keywords: Any) -> Any:
-        inspected.append(module)
-        return watch(module, *args, **keywords)
-
-    monkeypatch.setattr(module_state, "watch", counted)
+    inspected = count_calls(module_state, "watch")
     net = Anchors().eval()
     fast: Any = decorate(copy.deepcopy(net), compare=False)
     counts = []

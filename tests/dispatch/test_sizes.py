@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -586,17 +587,9 @@ class Cases(Linear):
 
 
 @pytest.fixture
-def recordings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def recordings(count_calls: Callable[..., list[Any]]) -> list[str]:
     """Get the name of each module that is recorded from now on."""
-    found: list[str] = []
-    export = exporting._export
-
-    def counted(module: nn.Module, *args: Any) -> Any:
-        found.append(type(module).__name__)
-        return export(module, *args)
-
-    monkeypatch.setattr(exporting, "_export", counted)
-    return found
+    return count_calls(exporting, "_export", lambda module, *rest: type(module).__name__)
 
 
 @pytest.mark.parametrize("cls", [Widths, Cases])

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from tvmify import NotCompiled, TvmifyWarning, explain, save
 from tvmify import tvmify as decorate
-from tvmify.dispatch.outcome import Eager
+from tvmify.dispatch import undescribed
 from tvmify.errors import SaveError
 
 
@@ -85,15 +85,8 @@ def test_calls_with_objects_compile_submodules(recwarn: pytest.WarningsRecorder)
 
 
 @pytest.mark.usefixtures("inference")
-def test_class_of_an_object_is_examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    examined: list[Any] = []
-    examine = Eager.of_undescribed
-
-    def counted(args: Any, kwargs: Any) -> Eager:
-        examined.append(args)
-        return examine(args, kwargs)
-
-    monkeypatch.setattr(Eager, "of_undescribed", counted)
+def test_class_of_an_object_is_examined_once(count_calls: Callable[..., list[Any]]) -> None:
+    examined = count_calls(undescribed, "_why")
     net = Net().eval()
     fast: Any = decorate(net, compare=False)
     for rows in (2, 2, 3):

@@ -30,7 +30,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from tvmify.artifact import Artifact
 from tvmify.cache import Neighbours
-from tvmify.dispatch import on_miss
+from tvmify.dispatch import on_miss, undescribed
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.declared import Declared
 from tvmify.dispatch.explained import ExplainedSubject
@@ -41,7 +41,6 @@ from tvmify.dispatch.miss import Shared
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.numbers import Numbers
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned, example
-from tvmify.dispatch.outcomes import key_of_undescribed
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
@@ -127,14 +126,15 @@ class Dispatcher:
         """Return the leaves of the arguments, and how the call runs."""
         leaves, signature = flatten(args, kwargs)
         if signature is None:
-            undescribed = self._memory.with_object(args, kwargs)
-            if undescribed is None:
+            outcomes = self._memory.undescribed
+            known = outcomes.with_object(args, kwargs)
+            if known is None:
                 leaves, signature = unusual_signature(args, kwargs)
             if signature is None:
-                undescribed = undescribed or self._memory.of_undescribed(args, kwargs)
-                if not undescribed.parts_may_compile:
-                    return leaves, undescribed
-                signature = key_of_undescribed(undescribed)
+                outcome = known or outcomes.outcome(args, kwargs)
+                if not outcome.parts_may_compile:
+                    return leaves, outcome
+                signature = undescribed.key_of(outcome)
         elif self._numbers.arguments:
             signature = self._numbers.find(signature, leaves, args, kwargs)
         found = self._hit(signature, kwargs) or self._missed(signature, args, kwargs)

@@ -54,7 +54,7 @@ def info_of(memory: Outcomes, counts: Counts, latest_hits: int) -> CacheInfo:
     latest_hits
         How many calls its `LatestCall` has run.
     """
-    outcomes, others = memory.values(), memory.undescribed
+    outcomes, others = memory.values(), memory.undescribed.by_reason
     info = CacheInfo(
         hits=memory.hits + others.hits + latest_hits,
         misses=memory.misses + others.misses,

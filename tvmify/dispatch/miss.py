@@ -22,7 +22,7 @@ from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
 from tvmify.dispatch.found import Found, Source
 from tvmify.dispatch.load_or_build import Wanted, keep, load_again, obtain, reject
-from tvmify.dispatch.module_state import Bound, ModuleState
+from tvmify.dispatch.module_state import ModuleState
 from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
 from tvmify.dispatch.outcomes import Outcomes
 from tvmify.dispatch.parts import MakePart
@@ -52,7 +52,7 @@ from tvmify.runtime import (
     check_modes,
     graph_obstacle,
 )
-from tvmify.signature import Signature
+from tvmify.signature import Args, Kwargs, Signature
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
 from tvmify.system.garbage import uncollected
@@ -81,6 +81,38 @@ class Shared:
         outcomes, programs = Outcomes(size), Programs(size) if programs is None else programs
         module, counts = ModuleState(subject), Counts()
         return cls(subject, module, outcomes, programs, counts, Graphs(), make_part)
+
+
+def by_parts(
+    shared: Shared,
+    facts: Facts,
+    reason: NotCompiled,
+    call: tuple[Args, Kwargs],
+    specs: tuple[Args, Kwargs] | None,
+    differentiable: bool,
+) -> Partitioned | Eager:
+    """Return the outcome of calls that are not one program: by parts, or else in eager PyTorch.
+
+    Parameters
+    ----------
+    reason
+        Why they are not one program.
+    call
+        The arguments of one of them.
+    facts, specs, differentiable
+        As for `Partitioned`.
+    """
+    module = shared.module
+    try:
+        parts = parts_instead(shared.subject, module, reason, shared.make_part)
+        if parts is None:
+            return Eager(facts, reason)
+        bound = module.bind_parts(parts)
+        eager = shared.subject.call(*call)
+        check_parts(parts, eager, *call, differentiable=differentiable)
+    except NotCompiled as other:
+        return Eager(facts, without_frames(other))
+    return Partitioned(facts, parts, bound, specs, differentiable)
 
 
 class Miss:
@@ -125,7 +157,9 @@ class Miss:
             self._stages.end()  # the stages of regions are counted separately
             if self._request.general is not None:
                 return Eager(self._facts, reason)
-            return self._partitioned(reason)
+            call, specs = self._request.call, self._request.specs()
+            differentiable = self._differentiable
+            return by_parts(self._shared, self._facts, reason, call, specs, differentiable)
 
     # ----------------------------------------------------------- … → key → executor → compared
 
@@ -335,21 +369,6 @@ class Miss:
             return outcome
         has_constants = self._module.has_constants
         return acceptance.with_followed(outcome, leaves, eager, has_constants=has_constants)
-
-    # ------------------------------------------------------------------ … → parts, or eager
-
-    def _partitioned(self, reason: NotCompiled) -> Partitioned | Eager:
-        subject, module, request = self._subject, self._module, self._request
-        try:
-            parts = parts_instead(subject, module, reason, self._shared.make_part)
-            if parts is None:
-                return Eager(self._facts, reason)
-            bound: Bound = module.bind_parts(parts)
-            eager = subject.call(*request.call)
-            check_parts(parts, eager, *request.call, differentiable=self._differentiable)
-        except NotCompiled as other:
-            return Eager(self._facts, without_frames(other))
-        return Partitioned(self._facts, parts, bound, request.specs(), self._differentiable)
 
     def _note(self, **facts: Any) -> None:
         self._facts = dataclasses.replace(self._facts, **facts)

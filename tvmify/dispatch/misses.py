@@ -5,23 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable
 
-from tvmify.dispatch import recording
+from tvmify.dispatch import recording, undescribed
 from tvmify.dispatch.declared import Declared, declared_sizes
 from tvmify.dispatch.generalizing import Generalizing, Kept
-from tvmify.dispatch.miss import Miss, Shared
-from tvmify.dispatch.outcome import (
-    UNDESCRIBED,
-    Choice,
-    Compiled,
-    Eager,
-    Facts,
-    Outcome,
-    Partitioned,
-)
+from tvmify.dispatch.miss import Miss, Shared, by_parts
+from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome, Partitioned
 from tvmify.dispatch.outcomes import Place
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reasons import without_frames
-from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
@@ -124,19 +115,13 @@ class Misses:
         self, reason: NotCompiled, args: Args, kwargs: Kwargs
     ) -> Partitioned | Eager:
         """Return the outcome of a call whose arguments have no signature."""
-        shared, module = self._shared, self._shared.module
-        facts = Facts(UNDESCRIBED)
+        facts, watched = Facts(undescribed.TITLE), self._shared.module.watched
+        assert watched is not None
         try:
-            assert module.watched is not None
-            differentiable = check_modes(module.watched, args, kwargs)
-            parts = parts_instead(shared.subject, module, reason, shared.make_part)
-            if parts is None:
-                return Eager(facts, reason)
-            eager = shared.subject.call(args, kwargs)
-            check_parts(parts, eager, args, kwargs, differentiable=differentiable)
-            return Partitioned(facts, parts, module.bind_parts(parts), specs=None)
-        except NotCompiled as other:
-            return Eager(facts, without_frames(other))
+            differentiable = check_modes(watched, args, kwargs)
+        except NotCompiled as mode:
+            return Eager(facts, without_frames(mode))
+        return by_parts(self._shared, facts, reason, (args, kwargs), None, differentiable)
 
     def _keep(self, place: Place, kept: Kept) -> None:
         number = self._shared.module.current.number  # it changed, if constants were written

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
-from torch import fx
-from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 
 from tvmify.artifact.shapes import Shapes
 from tvmify.cache import Key
@@ -25,13 +22,9 @@ from tvmify.runtime import (
     Executor,
     attach,
     followed_leaves,
-    is_being_transformed,
     is_capturing,
 )
-from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only
-
-#: The title of calls whose arguments, or whose modes, have no signature.
-UNDESCRIBED = "arguments without a signature"
+from tvmify.signature import Args, Kwargs, TensorSpec, map_only
 
 
 class Run(Protocol):
@@ -119,11 +112,6 @@ class Eager:
     def because(cls, why: NotCompiled | Choice, title: str) -> Eager:
         """Return the outcome of a call about which only the title is known."""
         return cls(Facts(title), why)
-
-    @classmethod
-    def of_undescribed(cls, args: Args, kwargs: Kwargs) -> Eager:
-        """Return the outcome of a call whose arguments, or whose modes, have no signature."""
-        return cls.because(_why_undescribed(args, kwargs), UNDESCRIBED)
 
     @classmethod
     def during_graph_capture(cls) -> Eager | None:
@@ -273,19 +261,3 @@ Outcome: TypeAlias = Compiled | Partitioned | Eager
 def example(specs: tuple[Args, Kwargs]) -> tuple[Args, Kwargs]:
     """Return arguments of a call, with tensors of zeros."""
     return map_only(TensorSpec, TensorSpec.example, specs)
-
-
-def _why_undescribed(args: Args, kwargs: Kwargs) -> NotCompiled | Choice:
-    leaves = pytree.tree_leaves((args, kwargs))
-    if is_being_transformed() or any(isinstance(x, fx.Proxy) for x in leaves):
-        return Choice.TRANSFORMED
-    if forward_ad._current_level >= 0:
-        return NotCompiled(
-            "forward-mode differentiation is on",
-            "Leave torch.autograd.forward_ad.dual_level() for calls that need no tangents.",
-        )
-    try:
-        Signature.of(args, kwargs)
-    except NotCompiled as reason:
-        return reason
-    return Choice.UNDESCRIBED
