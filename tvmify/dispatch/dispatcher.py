@@ -306,7 +306,7 @@ class Dispatcher:
         """
         with self._files() as files:
             request = files.request(args, kwargs, target, declared)
-            return files.artifacts(request, declared=bool(declared))
+            return files.declared_artifacts(request) if declared else files.artifacts(request)
 
     @contextlib.contextmanager
     def _files(self) -> Iterator[Files]:

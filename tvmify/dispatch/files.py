@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 from tvmify.artifact import Artifact
@@ -56,43 +57,55 @@ class Files:
         found = Miss(self._shared, request, self._stages).obtain(PackedWeights())
         return found.executor.artifact
 
-    def artifacts(self, request: Request, *, declared: bool) -> list[Artifact]:
-        """Return the program for the shapes of a call, or those with symbolic sizes that serve it.
+    def artifacts(self, request: Request) -> list[Artifact]:
+        """Return the programs for a call whose sizes the caller did not declare.
 
-        It is the program for these shapes if the call ran with it, or if there is no program with
+        It is the program for its shapes if the call ran with that, or if there is no program with
         symbolic sizes. Otherwise it is the symbolic program of each class of sizes built so far.
 
-        Parameters
-        ----------
-        declared
-            Whether the caller declared which sizes vary. Then it is one program for all of them.
+        Raises
+        ------
+        NotCompiled
+            The call cannot be compiled.
+        """
+        if self._has_own(request):
+            return [self.artifact(request)]
+        if made := self._made(request):
+            return made
+        if (general := self._general(request)) is not None:
+            with contextlib.suppress(NotCompiled):
+                return [self._for_any_sizes(request, general)]
+        return [self.artifact(request)]
+
+    def declared_artifacts(self, request: Request) -> list[Artifact]:
+        """Return the programs for a call with sizes that the caller declared to vary.
+
+        It is one program for all declared sizes. If no more programs are built, it is the symbolic
+        program of each class of sizes built so far.
 
         Raises
         ------
         NotCompiled
             The call cannot be compiled, or no program serves all declared sizes.
         """
-        if not declared and self._has_own(request):
-            return [self.artifact(request)]
+        if (general := self._general(request)) is not None:
+            return [self._for_any_sizes(request, general)]
+        if made := self._made(request):
+            return made
+        raise NotCompiled(
+            "no other program with symbolic sizes is built: the limit is reached, or the program "
+            "is for a GPU",
+            "Replace each Dim by a number.",
+        )
+
+    def _made(self, request: Request) -> list[Artifact]:
         made = self._sizes.made_with(request)
-        if declared or not made:
-            begins_open = self._shared.subject.options.dynamic is True or request.declared
-            general = self._sizes.general(request) if begins_open else None
-            if general is not None:
-                try:
-                    return [self._for_any_sizes(request, general)]
-                except NotCompiled:
-                    if declared:
-                        raise
-            elif declared and not made:
-                raise NotCompiled(
-                    "no other program with symbolic sizes is built: the limit is reached, or the "
-                    "program is for a GPU",
-                    "Replace each Dim by a number.",
-                )
-        if made:
-            return [self.artifact(request.generalized(each)) for each in made]
-        return [self.artifact(request)]
+        return [self.artifact(request.generalized(general)) for general in made]
+
+    def _general(self, request: Request) -> AnySizes | None:
+        """Return the request's arguments with symbols, if sizes vary from the first call on."""
+        vary = self._shared.subject.options.dynamic is True or request.declared
+        return self._sizes.general(request) if vary else None
 
     def _for_any_sizes(self, request: Request, general: AnySizes) -> Artifact:
         """Return a program with symbolic sizes that serves the call."""
