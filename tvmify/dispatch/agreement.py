@@ -17,6 +17,8 @@ from tvmify.errors import GradientsNeeded, NotCompiled
 TOLERANCE = {torch.float16: 0.02, torch.bfloat16: 0.05}
 _OTHERWISE = 0.01
 
+#: What a user can do if compiled code draws other random numbers than eager PyTorch.
+USE_ALL_DRAWS = "Use every number that is drawn, or draw outside of forward and pass the result."
 #: How often draws are compared until they agree.
 _COMPARISONS_OF_DRAWS = 5
 
@@ -145,14 +147,21 @@ def check_draws(
     if draws is None:
         raise NotCompiled(
             "compiled code would not draw the random numbers that eager PyTorch draws",
-            "Use every number that is drawn, or draw outside of forward and pass the result.",
+            USE_ALL_DRAWS,
         )
     if draws.in_eager and differentiable:
-        raise GradientsNeeded(
-            "forward draws random numbers, and weights require gradients: the backward would draw "
-            "others",
-            "Call under torch.no_grad() or torch.inference_mode().",
-        )
+        raise backward_would_draw()
+
+
+def backward_would_draw() -> GradientsNeeded:
+    """Return why a call that draws runs in eager if it needs gradients: its backward runs forward
+    again.
+    """
+    return GradientsNeeded(
+        "forward draws random numbers, and weights require gradients: the backward would draw "
+        "others",
+        "Call under torch.no_grad() or torch.inference_mode().",
+    )
 
 
 def refuse_unseen_draws(random: Sequence[str], written: str) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from tvmify.cache import Neighbours
 from tvmify.capture import REGION_SCHEMA, Part, drive
-from tvmify.dispatch.agreement import is_same_result
+from tvmify.dispatch.agreement import USE_ALL_DRAWS, backward_would_draw, is_same_result
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.module_state import ModuleState
@@ -166,8 +166,7 @@ class Driven:
                 if not torch.equal(torch.get_rng_state(), drawn):
                     raise CaptureError(
                         "TorchScript does not draw the random numbers that eager PyTorch draws",
-                        "Use every number that is drawn, or draw outside of forward and pass the "
-                        "result.",
+                        USE_ALL_DRAWS,
                     )
             except NotCompiled:
                 raise
@@ -245,11 +244,7 @@ def check_parts(
             "Call under torch.no_grad() or torch.inference_mode().",
         )
     if differentiable and parts.is_random:
-        raise GradientsNeeded(
-            "forward draws random numbers, and weights require gradients: the backward would draw "
-            "others",
-            "Call under torch.no_grad() or torch.inference_mode().",
-        )
+        raise backward_would_draw()
     parts.check(eager, args, kwargs)
 
 
