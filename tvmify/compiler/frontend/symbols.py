@@ -131,39 +131,43 @@ def settle_sizes(graph: fx.Graph, symbols: Symbols) -> None:
     UnsupportedOperator
         A condition depends on sizes, or a number in a way that has no translation.
     """
+    numbers = {node for node in graph.nodes if _is_number(node)}
     # Those that only checks read, which are guards, need no translation.
     values: dict[fx.Node, Any] = {}
-    numbers: set[fx.Node] = set()
-
-    def translated(source: fx.Node) -> Any:
-        if source in numbers and source not in values:
-            value = source.meta["val"]
-            if isinstance(value, torch.SymInt):
-                values[source] = symbols.size(value)
-            elif isinstance(value, torch.SymFloat):
-                values[source] = symbols.number(value)
-            elif isinstance(value, torch.SymBool):
-                raise UnsupportedOperator([str(node.target)], "a condition that depends on sizes")
-            else:
-                values[source] = value
-        return values.get(source, source)
-
-    for node in list(graph.nodes):
-        value = node.meta.get("val")
-        is_computed = node.op == "call_function" and isinstance(value, (int, float))
-        if is_computed or isinstance(value, SYMBOLS):
-            numbers.add(node)
-        elif node.op == "output":
-            node.args = fx.node.map_arg(
+    for node in graph.nodes:
+        if node.op == "output":
+            node.args = fx.map_arg(
                 node.args, lambda source: source.meta["val"] if source in numbers else source
             )
-        elif node.op == "call_function" and value is not None:
-            node.args, node.kwargs = fx.node.map_arg((node.args, node.kwargs), translated)
-    for node in reversed(list(graph.nodes)):
-        is_check = (
-            node.op == "call_function"
-            and node.meta.get("val") is None
-            and not numbers.isdisjoint(node.all_input_nodes)
-        )
-        if (node in numbers or is_check) and not node.users and node.op == "call_function":
+        elif node.op == "call_function" and not (node in numbers or _is_check(node)):
+            for source in node.all_input_nodes:
+                if source in numbers and source not in values:
+                    values[source] = _translated(source, symbols, reader=node)
+            node.args, node.kwargs = fx.map_arg(
+                (node.args, node.kwargs), lambda source: values.get(source, source)
+            )
+    for node in reversed(graph.nodes):
+        is_guard = _is_check(node) and not numbers.isdisjoint(node.all_input_nodes)
+        if node.op == "call_function" and (node in numbers or is_guard) and not node.users:
             graph.erase_node(node)
+
+
+def _is_number(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    is_computed = node.op == "call_function" and isinstance(value, (int, float))
+    return is_computed or isinstance(value, SYMBOLS)
+
+
+def _is_check(node: fx.Node) -> bool:
+    return node.meta.get("val") is None
+
+
+def _translated(number: fx.Node, symbols: Symbols, reader: fx.Node) -> Any:
+    value = number.meta["val"]
+    if isinstance(value, torch.SymInt):
+        return symbols.size(value)
+    if isinstance(value, torch.SymFloat):
+        return symbols.number(value)
+    if isinstance(value, torch.SymBool):
+        raise UnsupportedOperator([str(reader.target)], "a condition that depends on sizes")
+    return value
