@@ -71,7 +71,7 @@ def insert_casts(program: ExportedProgram) -> None:
         casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
         for node, setting in settings.items():
             if setting.enabled and isinstance(node.target, torch._ops.OpOverload):
-                _spell(program.graph, node, setting, casts)
+                _write_casts(program.graph, node, setting, casts)
     program.graph_module.recompile()
 
 
@@ -179,7 +179,7 @@ def _run(
     return log
 
 
-def _spell(
+def _write_casts(
     graph: fx.Graph,
     node: fx.Node,
     setting: _Setting,
@@ -197,17 +197,32 @@ def _spell(
         if not _has_policy(node.target, setting):
             _replace_by_parts(graph, node, call, values, setting)
             return
-        # The last of them may be the operator's own.
-        for count in range(len(with_casts.casts), 0, -1):
-            wanted = {id(tensor): dtype for tensor, dtype in with_casts.casts[:count]}
-            cast_values = {n: v.to(wanted.get(id(v), v.dtype)) for n, v in values.items()}
-            if _does(call, cast_values, setting, with_casts.calls[count:]):
-                for argument, value in values.items():
-                    dtype = wanted.get(id(value))
-                    if dtype is not None:
-                        cast = _cast(graph, node, argument, dtype, casts)
-                        node.replace_input_with(argument, cast)
-                return
+        wanted = _casts_of_arguments(node, call, values, setting, with_casts)
+        for argument, value in values.items():
+            if (dtype := wanted.get(id(value))) is not None:
+                node.replace_input_with(argument, _cast(graph, node, argument, dtype, casts))
+
+
+def _casts_of_arguments(
+    node: fx.Node,
+    call: _Call,
+    values: dict[fx.Node, Any],
+    setting: _Setting,
+    with_casts: _Log,
+) -> dict[int, torch.dtype]:
+    """Return the dtype that each argument is cast to, by the identity of its value.
+
+    Raises
+    ------
+    CaptureError
+        Autocast does more than that.
+    """
+    # The last casts may be the operator's own.
+    for count in range(len(with_casts.casts), 0, -1):
+        wanted = {id(tensor): dtype for tensor, dtype in with_casts.casts[:count]}
+        cast_values = {n: v.to(wanted.get(id(v), v.dtype)) for n, v in values.items()}
+        if _does(call, cast_values, setting, with_casts.calls[count:]):
+            return wanted
     raise CaptureError(
         f"under autocast, {node.target} does more than cast its arguments",
         "Leave torch.autocast around it, or convert the module with .to(dtype).",

@@ -309,7 +309,7 @@ TensorIdentity = tuple[Any, ...]
 
 
 def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
-    """Return what is equal for two Python objects of one tensor."""
+    """Return a value that is equal for two Python objects of one tensor."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested
     if not (is_plain and tensor.layout is torch.strided and tensor.numel() and has_memory(tensor)):
         return (id(tensor),)
@@ -329,7 +329,7 @@ def with_weights(program: ExportedProgram, weights: Mapping[str, torch.Tensor]) 
 
 
 def has_symbols(program: ExportedProgram) -> bool:
-    """Whether a size of an argument is a symbol, after all that the code asks of its sizes."""
+    """Whether any size of an argument is still a symbol after the recording."""
     return bool(symbol_names(program))
 
 

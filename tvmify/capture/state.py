@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from tvmify.capture.values import protect
-from tvmify.torch_compat.parts import FLAT_WEIGHTS, FLAT_WEIGHTS_NAMES, elements, key_part, parts
+from tvmify.torch_compat.parts import (
+    FLAT_WEIGHTS,
+    FLAT_WEIGHTS_NAMES,
+    Part,
+    elements,
+    key_part,
+    parts,
+)
 
 
 class ModulePath(str):
@@ -149,13 +156,16 @@ def tensor_names(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     not lead back to their tensor are left out.
     """
     for part in parts(module):
-        attributes = vars(part.module)
-        for holder in (part.module._parameters, part.module._buffers, attributes):
-            for key, value in holder.items():
-                if part.is_named and not (holder is attributes and key.startswith("_")):
-                    for name, tensor in _tensors_in(part.attribute(key), value):
-                        if any(found is tensor for found in present(module, [name])):
-                            yield name, tensor
+        for name, tensor in _tensors_of(part) if part.is_named else ():
+            if any(found is tensor for found in present(module, [name])):
+                yield name, tensor
+
+
+def _tensors_of(part: Part) -> Iterator[tuple[str, torch.Tensor]]:
+    attributes = {k: value for k, value in vars(part.module).items() if not k.startswith("_")}
+    for holder in (part.module._parameters, part.module._buffers, attributes):
+        for key, value in holder.items():
+            yield from _tensors_in(part.attribute(key), value)
 
 
 def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -202,7 +202,7 @@ def numbers_in(value: Any) -> list[Number]:
 
 
 def refuse(*values: Any) -> NoReturn:
-    """Raise that the values of all numbers among some values are needed."""
+    """Refuse to leave open the numbers among some values: the code needs to know them."""
     raise ValueNeeded(_places(*values))
 
 

@@ -78,49 +78,50 @@ class TracedProgram(Program):
         self.reason = reason
         self._varying = varying.recorded()
         self._owner = callable_
-        names: dict[TensorIdentity, str] = {}
-        read: set[str] = set()
-        if isinstance(callable_, torch.nn.Module):
-            module = twin(callable_)
-            for name, tensor in tensor_names(callable_):
-                names.setdefault(tensor_identity(tensor), name)
-            for part in module.modules():
-                make_buffers(part)  # otherwise recording would write to them
-            avoid_nested_tensors(module)
-            refuse_nested_tensors(module)
-            watch = partial(_watched, callable_, read)
-        else:
-            module, watch = FunctionModule(callable_), _unwatched
-        module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
         self.asks_for_identity = asks_for_identity(callable_)
-        repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
-        call = RecordedCall(args, kwargs, repeated, varying)
-        call.attach(module, watch)
-        try:
-            with tracing(), refusing_effects(callable_, module):
-                exported = export(module, call.args, call.kwargs, varying)
-        except NotCompiled as error:
-            error.read = tuple(sorted(read))
-            raise
-        self.read = tuple(sorted(read))
+        names = _names_of(callable_)
+        exported = self._exported(args, kwargs, varying)
         self.constants = tuple(name_attributes(exported, names))
         self.is_general = has_symbols(exported)
         if not self.is_general:
             self._varying = STATIC  # it is the program of this very call
         self._call = self._call_key(args, kwargs)
-        used = {
-            node.name: bool(node.users) for node in exported.graph.nodes if node.op == "placeholder"
-        }
+        placeholders = exported.graph.find_nodes(op="placeholder")
+        used = {node.name for node in placeholders if node.users}
         self.weights = tuple(
             spec.target
             for spec in exported.graph_signature.input_specs
-            if spec.target in exported.state_dict and used[spec.arg.name]
+            if spec.target in exported.state_dict and spec.arg.name in used
         )
         self.fingerprint = fingerprint(exported, self.weights)
         self._names = tuple(exported.state_dict)
         self._recorded = with_weights(exported, {})
         self.may_draw = may_draw(callable_, self.fingerprint)
         self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
+
+    def _exported(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying
+    ) -> ExportedProgram:
+        """Record the program, and set `read`, also in an error."""
+        callable_, read = self._owner, set[str]()
+        if isinstance(callable_, torch.nn.Module):
+            module, watch = _copied(callable_), partial(_watched, callable_, read)
+        else:
+            module, watch = FunctionModule(callable_), _unwatched
+        module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
+        call = RecordedCall(args, kwargs, self._repetitions(args, kwargs), varying)
+        call.attach(module, watch)
+        try:
+            with tracing(), refusing_effects(callable_, module):
+                return export(module, call.args, call.kwargs, varying)
+        except NotCompiled as error:
+            error.read = tuple(sorted(read))
+            raise
+        finally:
+            self.read = tuple(sorted(read))
+
+    def _repetitions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
+        return repetitions((args, kwargs)) if self.asks_for_identity else {}
 
     def accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether these arguments have the recorded signature; a symbol matches any size."""
@@ -138,13 +139,31 @@ class TracedProgram(Program):
         return with_weights(self._recorded, {n: resolve(self._owner, n) for n in self._names})
 
     def _call_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        repeated = repetitions((args, kwargs)) if self.asks_for_identity else {}
         leaves, structure = pytree.tree_flatten((args, kwargs))
-        return structure, shapes_of(leaves, self._varying), repeated
+        return structure, shapes_of(leaves, self._varying), self._repetitions(args, kwargs)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the current tensors of the module."""
         return [resolve(self._owner, name) for name in self.weights]
+
+
+def _names_of(callable_: Callable[..., Any]) -> dict[TensorIdentity, str]:
+    """Return the first dotted name of each tensor of a module."""
+    names: dict[TensorIdentity, str] = {}
+    if isinstance(callable_, torch.nn.Module):
+        for name, tensor in tensor_names(callable_):
+            names.setdefault(tensor_identity(tensor), name)
+    return names
+
+
+def _copied(module: torch.nn.Module) -> torch.nn.Module:
+    """Return a twin of a module that can be recorded."""
+    copied = twin(module)
+    for part in copied.modules():
+        make_buffers(part)  # otherwise recording would write to them
+    avoid_nested_tensors(copied)
+    refuse_nested_tensors(copied)
+    return copied
 
 
 def _watched(

@@ -112,6 +112,10 @@ class Regions:
         self._changing = changing
         self._aliases: Any = graph.alias_db()
         self._outside: set[str] = set()
+        self.tensors: set[str] = set()
+        self._paths: dict[str, ModulePath] = {}
+        if root is not None:
+            self._find_attributes()
         while True:
             try:
                 self._walk()
@@ -122,18 +126,26 @@ class Regions:
     def _walk(self) -> None:
         self.found: list[Region] = []
         self.movable: set[str] = set()
-        self.tensors: set[str] = set()
         self.is_random = False
         self._varying: set[str] = set()  # numbers that may differ between calls of one shape
-        self._paths: dict[str, ModulePath] = {}
-        inputs = list(self._graph.inputs())
-        if self._root is not None:
-            self._paths[inputs[0].debugName()] = ModulePath("")
-            inputs = inputs[1:]
+        inputs = list(self._graph.inputs())[self._root is not None :]
         attributes = (node.output() for node in self._graph.findAllNodes("prim::GetAttr", True))
         lasting = [*inputs, *(v for v in attributes if v.type().kind() != "ClassType")]
         self.has_effects = any(map(self._aliases.has_writers, self._with_items(lasting)))
         self._block(self._graph)
+
+    def _find_attributes(self) -> None:
+        """Find the modules that the graph goes through, and the tensors that it reads."""
+        self._paths[next(self._graph.inputs()).debugName()] = ModulePath("")
+        for node in self._graph.findAllNodes("prim::GetAttr", True):
+            path = self._paths.get(node.input().debugName())
+            if path is None:
+                continue
+            name, value = path.attribute(node.s("name")), self._attribute(path, node)
+            if isinstance(value, torch.Tensor):
+                self.tensors.add(name)
+            elif isinstance(value, torch._C.ScriptModule) and not self._is_changing(node):
+                self._paths[node.output().debugName()] = ModulePath(name)
 
     def _with_items(self, containers: Iterable[torch._C.Value]) -> list[torch._C.Value]:
         """Return values, and what the graph takes out of them, to any depth."""
@@ -209,20 +221,14 @@ class Regions:
     def _is_weight(self, node: torch._C.Node) -> bool:
         """Whether an attribute is the same in all calls, or is watched for changes."""
         path = self._paths.get(node.input().debugName())
-        if path is None:
+        if path is None or self._is_changing(node):
             return False
         value = self._attribute(path, node)
         if isinstance(value, torch.Tensor):
-            self.tensors.add(path.attribute(node.s("name")))
-        if self._is_changing(node):
-            return False
-        output = node.output()
-        if isinstance(value, torch._C.ScriptModule):
-            self._paths[output.debugName()] = ModulePath(path.attribute(node.s("name")))
-            return True
-        if isinstance(value, torch.Tensor):
-            return self._is_registered(path, node, value) and not self._aliases.has_writers(output)
-        return value is None or isinstance(value, (bool, int, float, str))
+            is_registered = self._is_registered(path, node)
+            return is_registered and not self._aliases.has_writers(node.output())
+        plain = (bool, int, float, str, torch._C.ScriptModule)
+        return value is None or isinstance(value, plain)
 
     def _is_changing(self, node: torch._C.Node) -> bool:
         owner: Any = node.input().type()
@@ -234,7 +240,7 @@ class Regions:
             value = value.getattr(part)
         return value
 
-    def _is_registered(self, path: ModulePath, node: torch._C.Node, tensor: torch.Tensor) -> bool:
+    def _is_registered(self, path: ModulePath, node: torch._C.Node) -> bool:
         owner = self._root
         for part in path.split(".") if path else ():
             owner = owner.getattr(part)

@@ -67,16 +67,20 @@ class Constants:
                 self._assign(target, node.value)
         elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value is not None:
             self._assign(node.target, node.value)
-        elif isinstance(node, ast.For):  # over a tuple or modules: TorchScript unrolls it
-            iterated = node.iter
-            if isinstance(iterated, ast.Call) and name_of(iterated.func) in ("enumerate", "zip"):
-                targets = node.target.elts if isinstance(node.target, ast.Tuple) else []
-                if name_of(iterated.func) == "enumerate":
-                    targets = targets[:1]
-                    self._indices |= {t.id for t in targets if isinstance(t, ast.Name)}
-                self.names |= {t.id for t in targets if isinstance(t, ast.Name)}
-            elif isinstance(iterated, ast.Tuple) and all(map(self.is_constant, iterated.elts)):
-                self.names |= _stored(node.target)
+        elif isinstance(node, ast.For):
+            self._collect_targets(node)
+
+    def _collect_targets(self, loop: ast.For) -> None:
+        """Add the variables of a loop over a tuple or modules, which TorchScript unrolls."""
+        iterated = loop.iter
+        if isinstance(iterated, ast.Call) and name_of(iterated.func) in ("enumerate", "zip"):
+            targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else []
+            if name_of(iterated.func) == "enumerate":
+                targets = targets[:1]
+                self._indices |= {t.id for t in targets if isinstance(t, ast.Name)}
+            self.names |= {t.id for t in targets if isinstance(t, ast.Name)}
+        elif isinstance(iterated, ast.Tuple) and all(map(self.is_constant, iterated.elts)):
+            self.names |= _stored(loop.target)
 
     def _assign(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Name) and self._may_be_constant(value):

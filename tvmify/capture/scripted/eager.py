@@ -94,7 +94,7 @@ def eager_result(
             called = callable_
             if isinstance(callable_, torch.nn.Module):
                 called = twin(callable_)  # a forward may set attributes
-                _take_elements(called, mode)
+                _make_fake(called, mode)
             fake = repeat(map_only(torch.Tensor, mode.from_tensor, inputs), repeated)
             with undoing_changes(callable_, called), NoRealWrites():
                 result = called(*fake[0], **fake[1])
@@ -107,7 +107,7 @@ def eager_result(
     return EagerResult(result)
 
 
-def _take_elements(module: torch.nn.Module, mode: FakeTensorMode) -> None:
+def _make_fake(module: torch.nn.Module, mode: FakeTensorMode) -> None:
     """Replace the tensors of a twin by fake ones, since its forward may write to them."""
     for part in module.modules():
         if not isinstance(part, torch.jit.ScriptModule):

@@ -166,7 +166,7 @@ class _Walk:
 
     def _node(self, node: torch._C.Node, indent: str) -> None:
         known = [self._known.get(value.debugName(), _UNKNOWN) for value in node.inputs()]
-        if self._is_evaluated(node, known, indent):
+        if self._evaluate(node, known, indent):
             return
         if interprets(node):
             self._operation(node, known, indent)
@@ -176,7 +176,7 @@ class _Walk:
             place = f"forward sets the attribute {known[0].attribute(node.s('name'))}"
         self._unsupported.append((qualified_name(node), place))
 
-    def _is_evaluated(self, node: torch._C.Node, known: list[Any], indent: str) -> bool:
+    def _evaluate(self, node: torch._C.Node, known: list[Any], indent: str) -> bool:
         """Evaluate a node, if constants and attributes suffice for that; return whether they do."""
         kind = node.kind()
         outputs = list(node.outputs())
