@@ -162,9 +162,9 @@ def _compile(
         fused = pipeline.fuse(lowered, tvm_target)
     with stages("schedule"), choice.choosing(choices):
         scheduled, kernels = pipeline.schedule(fused, tvm_target)
-        loops = [name for name, outcome in kernels.items() if outcome.rule is None]
-        if shapes is not None and loops:
-            raise UnsupportedOperator(loops, "no rule schedules it for symbolic sizes")
+        unscheduled = [name for name, outcome in kernels.items() if outcome.rule is None]
+        if shapes is not None and unscheduled:
+            raise UnsupportedOperator(unscheduled, "no rule schedules it for symbolic sizes")
     with stages("build"):
         planned = pipeline.plan_memory(scheduled, tvm_target)
         generated = build.generate(planned, tvm_target, threads=threads)
@@ -172,6 +172,14 @@ def _compile(
         library = build.link(generated, settings.scratch_directories)
     # The objects of this function are freed when it returns, which takes longer than linking.
     stages.on_stage("release")
+    report |= {
+        "kernels": {name: str(outcome) for name, outcome in kernels.items()},
+        "unscheduled": len(unscheduled),
+        "operators": imported.operators,
+        "bridged": imported.bridged,
+        "libraries": called(lowered),
+        "seconds": stages.seconds,
+    }
     return Artifact(
         library=library,
         target=str(target),
@@ -185,15 +193,7 @@ def _compile(
         draws=imported.draws,
         shapes=shapes,
         output_structure=imported.output_structure,
-        report=report
-        | {
-            "kernels": {name: str(outcome) for name, outcome in kernels.items()},
-            "unscheduled": sum(outcome.rule is None for outcome in kernels.values()),
-            "operators": imported.operators,
-            "bridged": imported.bridged,
-            "libraries": called(lowered),
-            "seconds": stages.seconds,
-        },
+        report=report,
     )
 
 

@@ -76,11 +76,21 @@ def _split(loop: tirx.For, realize: s_tir.SBlockRealize, function: tirx.PrimFunc
         one = s_tir.SBlockRealize(realize.iter_values, predicate, realize.block)
         tail: Stmt = tirx.For(lane, loop.min, loop.extent, tirx.ForKind.SERIAL, one)
         return tirx.IfThenElse(full, vector, tail)
+    tail = _narrower(loop, realize, other, rest)
+    begins = _conjunction([_at(c, lane, 0) for c in of_lane])
+    if not isinstance(begins, tirx.IntImm):
+        tail = tirx.IfThenElse(begins, tail, None)
+    return tirx.IfThenElse(full, vector, tail)
+
+
+def _narrower(loop: tirx.For, realize: s_tir.SBlockRealize, predicate: Expr, count: int) -> Stmt:
+    """Return the first lanes of a vectorized loop as vectors of half its width, and smaller."""
+    lane = loop.loop_var
     pieces: list[Stmt] = []
-    start, width = 0, lanes
-    while start < rest:
+    start, width = 0, int(loop.extent)
+    while start < count:
         width //= 2
-        if start + width > rest:
+        if start + width > count:
             continue
         inner = tirx.Var(f"{lane.name}_{width}", str(lane.ty.dtype))
         values = [_at(value, lane, inner + start) for value in realize.iter_values]
@@ -90,15 +100,11 @@ def _split(loop: tirx.For, realize: s_tir.SBlockRealize, function: tirx.PrimFunc
                 loop.min,
                 tirx.const(width, str(lane.ty.dtype)),
                 tirx.ForKind.VECTORIZED if width > 1 else tirx.ForKind.UNROLLED,
-                s_tir.SBlockRealize(values, other, realize.block),
+                s_tir.SBlockRealize(values, predicate, realize.block),
             )
         )
         start += width
-    tail = tirx.SeqStmt(pieces) if len(pieces) > 1 else pieces[0]
-    begins = _conjunction([_at(c, lane, 0) for c in of_lane])
-    if not isinstance(begins, tirx.IntImm):
-        tail = tirx.IfThenElse(begins, tail, None)
-    return tirx.IfThenElse(full, vector, tail)
+    return tirx.SeqStmt(pieces) if len(pieces) > 1 else pieces[0]
 
 
 def _with_bound(realize: s_tir.SBlockRealize, function: tirx.PrimFunc) -> Expr:

@@ -68,22 +68,26 @@ class AnySize(Winograd):
     ) -> AnySize:
         """Choose how to cut the product."""
         out = convolution.out
-        none = tiles.Tile(1, out[3])
-        shapes = convolution.image, out, convolution.window
-        own = Winograd(*shapes, side, side, 1, 1, True, none, machine.lanes(), False)
+        cut: dict[str, Any] = {
+            "image": convolution.image,
+            "out": out,
+            "window": convolution.window,
+            "height": side,
+            "width": side,
+            "down": 1,
+            "across": 1,
+            "shared": True,
+            "lanes": machine.lanes(),
+            "planar": False,
+        }
+        own = Winograd(**cut, tile=tiles.Tile(1, out[3]))
         count = sizes.product((out[0], *(sizes.ceil_div(size, side) for size in out[1:3])))
         count = sizes.Variables()(sizes.simplified(count))
         left, right = (own.points, count, own.channels), (own.points, own.channels, out[3])
         product = Product.of(left, right, (own.points, count, out[3]), "float32", machine)
         plan = replace(product.plan, depth=own.depth)
-        return cls(
-            *shapes,
-            *(side, side, 1, 1, True),
-            tiles.Tile(plan.rows, plan.columns),
-            machine.lanes(),
-            planar=False,
-            product=replace(product, plan=plan),
-        )
+        tile = tiles.Tile(plan.rows, plan.columns)
+        return cls(**cut, tile=tile, product=replace(product, plan=plan))
 
     def nanoseconds(self, machine: Microarchitecture) -> float:
         """Estimate how long one core takes for an image of the likely size."""
@@ -183,53 +187,64 @@ class AnySize(Winograd):
         """The result of the convolution, from sums of products of all points."""
         n, high, wide, outputs = self.out
         grid = n, sizes.ceil_div(high, self.height), sizes.ceil_div(wide, self.width)
+        place = (*grid, outputs // self.lanes)
+        result = self._transformed_back(sums, place)
+        spoilt = self._spoilt(result)
         pixels = grid[1] * self.height, grid[2] * self.width
-        padded = pad(image, self.window, pixels, PAD)
-        lanes, panel, columns = self.lanes, self.tile.columns, self.horizontal.points
-        place = (*grid, outputs // lanes)
+        direct = self._computed_directly(pad(image, self.window, pixels, PAD), exact, place)
+
+        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
+            tile = (b, y // self.height, x // self.width, c // self.lanes)
+            index = (*tile, y % self.height, x % self.width, c % self.lanes)
+            flag = spoilt(*tile, 0)
+            return tirx.Select(flag == 0, result(*index), direct(*index))
+
+        attrs = {CUT: [self.height, self.width, self.lanes]} | named(*PIXEL)
+        return te.compute(self.out, store, name=STORE, attrs=attrs)
+
+    def _transformed_back(self, sums: te.Tensor, place: tuple[Any, ...]) -> te.Tensor:
+        """Return the results of each tile, ``[*place, y, x, lane]``."""
+        _, down, across, _ = place
+        columns = self.horizontal.points
 
         def product(b: Expr, ty: Expr, tx: Expr, t: Expr, p: Expr, q: Expr, lane: Expr) -> Expr:
-            number = (b * grid[1] + ty) * grid[2] + tx
-            return sums[p * columns + q, number, t * lanes + lane]
+            number = (b * down + ty) * across + tx
+            return sums[p * columns + q, number, t * self.lanes + lane]
 
         half = te.compute(
-            (*place, self.height, columns, lanes),
+            (*place, self.height, columns, self.lanes),
             lambda *i: self.vertical.result(i[-3], lambda p: product(*i[:-3], p, i[-2], i[-1])),
             name=UP,
         )
-        result = te.compute(
-            (*place, self.height, self.width, lanes),
+        return te.compute(
+            (*place, self.height, self.width, self.lanes),
             lambda *i: self.horizontal.result(i[-2], lambda q: half(*i[:-2], q, i[-1])),
             name=RESULT,
         )
-        spoilt = self._spoilt(result)
+
+    def _computed_directly(
+        self, padded: te.Tensor, exact: te.Tensor, place: tuple[Any, ...]
+    ) -> te.Tensor:
+        """Return the same without Winograd's transforms, from a padded image."""
+        panel = self.tile.columns
         ry, rx, rc = (
             te.reduce_axis((0, extent), name)
-            for extent, name in zip((3, 3, image.shape[3]), ("ry", "rx", "rc"), strict=True)
+            for extent, name in zip((3, 3, padded.shape[3]), ("ry", "rx", "rc"), strict=True)
         )
 
-        def again(*i: Expr) -> Expr:
+        def element(*i: Expr) -> Expr:
             b, ty, tx, t, y, x, lane = i
-            channel = t * lanes + lane
+            channel = t * self.lanes + lane
             pixel = padded[b, ty * self.height + y + ry, tx * self.width + x + rx, rc]
             weight = exact[channel // panel, ry, rx, rc, channel % panel]
             return te.sum(pixel * weight, axis=[ry, rx, rc])
 
-        direct = te.compute(
-            (*place, self.height, self.width, lanes),
-            again,
+        return te.compute(
+            (*place, self.height, self.width, self.lanes),
+            element,
             name=EXACT,
             attrs=named(
                 *("image", "down", "across", "vector"),
                 *("y", "x", LANE, "window_y", "window_x", "input"),
             ),
         )
-
-        def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
-            tile = (b, y // self.height, x // self.width, c // lanes)
-            index = (*tile, y % self.height, x % self.width, c % lanes)
-            flag = spoilt(*tile, 0)
-            return tirx.Select(flag == 0, result(*index), direct(*index))
-
-        attrs = {CUT: [self.height, self.width, lanes]} | named(*PIXEL)
-        return te.compute(self.out, store, name=STORE, attrs=attrs)
