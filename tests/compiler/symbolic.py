@@ -23,7 +23,7 @@ EDGES = (2, 7, 8, 9, 15, 16, 17, 31, 97)
 
 @dataclass
 class Symbolic:
-    """A planned program with symbols among its sizes, and what became of its functions."""
+    """A planned program with symbols among its sizes, and the outcome for each of its functions."""
 
     ir_mod: tvm.IRModule
     report: dict[str, str]

@@ -60,7 +60,7 @@ Describe = Callable[..., relax.Expr]
 
 @dataclass
 class Built:
-    """A program and what became of its functions."""
+    """A program and the outcome for each of its functions."""
 
     ir_mod: tvm.IRModule
     report: dict[str, str]
