@@ -295,7 +295,7 @@ def map_only(kind: type, function: Callable[[Any], Any], arguments: Any) -> Any:
 
 
 def repetitions(arguments: Any) -> dict[int, int]:
-    """Return, by the place of each tensor that arguments had before, the place where that was."""
+    """Return which leaves repeat an earlier tensor: by the place of each, that of the first."""
     first: dict[int, int] = {}
     leaves = pytree.tree_leaves(arguments, is_leaf=lambda item: isinstance(item, torch.Size))
     places = {
@@ -307,7 +307,7 @@ def repetitions(arguments: Any) -> dict[int, int]:
 
 
 def repeat(arguments: Any, repeated: Mapping[int, int]) -> Any:
-    """Return arguments with one tensor wherever `repetitions` found one."""
+    """Return arguments with the repetitions that `repetitions` found in others."""
     if not repeated:
         return arguments
     leaves, structure = pytree.tree_flatten(
@@ -318,7 +318,7 @@ def repeat(arguments: Any, repeated: Mapping[int, int]) -> Any:
 
 
 def apart(arguments: Any) -> Any:
-    """Return arguments with a tensor of its own wherever `repetitions` found one."""
+    """Return arguments in which each repetition is a copy instead."""
     repeated = repetitions(arguments)
     if not repeated:
         return arguments

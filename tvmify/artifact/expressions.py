@@ -55,7 +55,7 @@ class _Operation:
     Raises
     ------
     ValueError
-        The operator is none of its class, an operand is of another kind, or it is too long.
+        The operator does not belong to the class, an operand is of another kind, or it is too long.
     """
 
     kind: ClassVar[str]

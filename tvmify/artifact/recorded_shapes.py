@@ -117,7 +117,7 @@ def assumptions(program: ExportedProgram) -> list[str]:
 
 
 def equal_sizes(program: ExportedProgram) -> dict[sympy.Basic, sympy.Basic]:
-    """Return for sizes that a guard says are equal in all calls the simpler of both."""
+    """Return, for each size that a guard equates with a simpler one, the simpler one."""
     environment = _environment(program)
     if environment is None:
         return {}
@@ -143,12 +143,12 @@ def size_of(value: int | torch.SymInt, names: Mapping[str, str]) -> Size:
 
 
 def size_of_expression(expression: Any, names: Mapping[str, str]) -> Size:
-    """Return what an expression of torch's symbols is; as `size_of`."""
+    """Return an expression of torch's symbols as an artifact holds it; as `size_of`."""
     return renamed(_size(expression), names)
 
 
 def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:
-    """Return what a program serves after its translation, which may have asked for more.
+    """Return the shapes that a program serves after its translation, which may have added guards.
 
     Where it has made a symbol a number, a guard says so.
 
@@ -207,7 +207,7 @@ def _guards(environment: Any) -> list[Condition]:
 
 
 def _element_counts(program: ExportedProgram) -> list[Condition]:
-    """Return that no tensor of the program has more elements than an index can count."""
+    """Return guards: no tensor of the program has more elements than an index can count."""
     counts: set[sympy.Expr] = set()
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -220,7 +220,7 @@ def _element_counts(program: ExportedProgram) -> list[Condition]:
 
 
 def _largest(counts: Iterable[sympy.Expr]) -> list[sympy.Expr]:
-    """Leave out what is never more than another: products of the same symbols, or of fewer."""
+    """Leave out products that never exceed another: those of the same symbols, or of fewer."""
     parts = {count: _factors(count) for count in counts}
 
     def is_within(a: sympy.Expr, b: sympy.Expr) -> bool:

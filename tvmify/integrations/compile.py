@@ -75,7 +75,7 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
     Returns
     -------
     torch.jit.ScriptModule
-        What `tvmify.load` returns for such a file.
+        What `tvmify.load` returns for such a file, with its own copy of the weights.
 
     Raises
     ------

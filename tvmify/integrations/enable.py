@@ -1,4 +1,4 @@
-"""``tvmify.enable``: runs compiled whatever PyTorch's TorchScript executor runs.
+"""``tvmify.enable``: compiles everything that PyTorch's TorchScript executor runs.
 
 A pass of the executor (``native/python/jit_graphs.cpp``) puts one node in the place of a graph.
 Each such node has a `GraphCalls`, which decorates the graph like a TorchScript module, so that the
@@ -46,7 +46,7 @@ class Enabled:
 
 
 def enable(**options: Unpack[Options]) -> Enabled:
-    """From now on, run compiled whatever PyTorch's TorchScript executor runs, in all threads.
+    """Compile everything that PyTorch's TorchScript executor runs from now on, in all threads.
 
     It takes effect for functions and methods of ``torch.jit.trace``, ``torch.jit.script`` and
     ``torch.jit.load`` that the executor optimizes from now on, which it does at the second call of
@@ -84,7 +84,7 @@ def enable(**options: Unpack[Options]) -> Enabled:
 def disable() -> None:
     """Run everything in the JIT again, including compiled graphs; calls in progress continue.
 
-    After another `enable` with the same options, such graphs run compiled at once.
+    After another `enable` with the same options, such graphs run compiled immediately.
     """
     _switch(None)
 

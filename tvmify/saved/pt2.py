@@ -67,7 +67,7 @@ def export(
     ----------
     model
         A decorated module or function, or a plain one, in evaluation mode; or another
-        ``torch.export.ExportedProgram``. The program shares its weights.
+        ``torch.export.ExportedProgram``. It is not changed.
     path
         Path of the file; None writes no file. An existing file is replaced once the new one is
         complete.
@@ -85,7 +85,9 @@ def export(
     Returns
     -------
     ExportedProgram
-        ``.module()`` calls it. Shapes are static: ``torch.export``'s guards refuse others.
+        ``.module()`` calls it, with the weights of the model, which are not copied. Shapes are
+        static: ``torch.export``'s guards refuse others. Results of calls are contiguous, and share
+        no memory with arguments.
 
     Raises
     ------

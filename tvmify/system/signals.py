@@ -114,7 +114,7 @@ def handle_signals() -> None:
 
 
 def check_interrupted() -> None:
-    """Tell an error of another library from the exception of a handler that lies behind it.
+    """Raise if another library's error was caused by a signal handler.
 
     Raises
     ------

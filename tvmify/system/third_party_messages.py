@@ -1,7 +1,7 @@
-"""What is read from the text of errors that other libraries raise.
+"""Facts that are read from the messages of other libraries' errors.
 
-PyTorch, LLVM, the C++ library and the dynamic loader say these things in words alone, under types
-that stand for much else, and so does our own C++ by the time its errors have crossed TorchScript.
+PyTorch, LLVM, the C++ library and the dynamic loader state them in words only, in exceptions of
+unspecific types, and so does our own C++ once its errors have crossed TorchScript.
 This is the only place where the words of a message decide anything.
 """
 

@@ -39,7 +39,7 @@ def is_bystander() -> bool:
 
 @contextlib.contextmanager
 def unseen_by_others() -> Iterator[None]:
-    """Let other threads run eager PyTorch as ever while this one exports; use inside `tracing`."""
+    """Let other threads run eager PyTorch as usual while this one exports; use inside `tracing`."""
     global _exporting  # noqa: PLW0603
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(_symbolic_trace._Patcher, "patch_method", _patch_method))

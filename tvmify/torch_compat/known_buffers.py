@@ -116,6 +116,6 @@ def _is_written(argument: Any) -> bool:
 
 
 def _places(fake: FakeTensor) -> list[int]:
-    """Return what is equal for views of one tensor; those of a known one have a storage each."""
+    """Return values that views of one tensor share; those of a known one have a storage each."""
     known = [] if fake.constant is None else [fake.constant]
     return [tensor.untyped_storage()._cdata for tensor in (fake, *known)]

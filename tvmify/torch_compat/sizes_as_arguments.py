@@ -1,4 +1,4 @@
-"""Functions of PyTorch that make numbers of symbolic sizes, spelled with operators that do not.
+"""Functions of PyTorch that turn symbolic sizes into numbers, written with operators that do not.
 
 Their C++ code takes sizes as plain integers, so a program that is recorded with them would serve a
 single size.
@@ -20,7 +20,7 @@ from tvmify.torch_compat.symbols import SYMBOLS, identities_of, is_symbolic
 
 
 class KeepingSizes(TorchFunctionMode):
-    """Calls other functions in place of these; use around ``torch.export``."""
+    """Replaces calls of these functions; use around ``torch.export``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -35,7 +35,7 @@ def hint_of(size: int | torch.SymInt) -> int:
 
 
 def identity_of(size: int | torch.SymInt) -> Any:
-    """Return what is equal for sizes that are known to be equal in all calls."""
+    """Return a value that is equal for sizes that are known to be equal in all calls."""
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr
@@ -54,7 +54,7 @@ def is_symbolic(*tensors: torch.Tensor) -> bool:
 
 
 def square_root(number: Any, /) -> Any:
-    """Return what ``math.sqrt`` does, which would make a number of a symbol."""
+    """Return what ``math.sqrt`` does, which would turn a symbol into a number."""
     return torch.sym_sqrt(number) if isinstance(number, SYMBOLS) else _square_root(number)
 
 

@@ -12,7 +12,7 @@ Mode stacks are per thread, and so are the warnings that `tvmify.torch_compat.si
 Lock order: a thread that holds one of these locks takes only later ones.
 
 1. the lock of a `Dispatcher`; that of a module before those of its regions and children
-2. ``obtain._BUILDING``
+2. ``load_or_build._BUILDING``
 3. the file lock of an entry in the disk cache
 4. ``compiler._ONE_AT_A_TIME``
 5. this one
@@ -102,12 +102,12 @@ def tracing(*, beside_others: bool = False) -> Iterator[None]:
 
 
 def traces_here() -> bool:
-    """Tell whether it is this thread that traces for us."""
+    """Whether this thread is the one of ours that traces."""
     return _tracing == threading.get_ident()
 
 
 def traces_elsewhere() -> bool:
-    """Tell whether it is another thread that traces for us."""
+    """Whether another thread of ours traces."""
     return _tracing not in (None, threading.get_ident())
 
 

@@ -1,4 +1,4 @@
-"""Which PyTorch and which Python tvmify is for: one table, which all else quotes.
+"""The versions of PyTorch and Python that tvmify supports: one table, quoted everywhere else.
 
 ``setup.py`` reads this file before anything is built, so it needs the standard library alone.
 """
@@ -59,7 +59,7 @@ def supported_torch() -> str:
 
 
 def complaint(installed: str | None) -> str:
-    """Return one sentence about a PyTorch that is not supported, with what mends it, or nothing.
+    """Return why a PyTorch is not supported, and the command that installs one; empty if it is.
 
     Parameters
     ----------
