@@ -40,6 +40,9 @@ class Program(abc.ABC):
         Whether it asks for strides, so that it is valid for contiguous arguments only.
     is_general
         Whether it was recorded with symbols for sizes, and some remain.
+    serves_every_signature
+        Whether it can be exported for all arguments that it accepts, not only for those that it was
+        captured with.
     asks_for_identity
         Whether it may ask if two arguments are the same tensor, so that it matters which are.
     """
@@ -54,6 +57,7 @@ class Program(abc.ABC):
     asks_for_layout: bool = False
     asks_for_identity: bool = False
     is_general: bool = False
+    serves_every_signature: bool = False
     _owner: Any
 
     def of(self, owner: Any) -> Self:

@@ -290,8 +290,8 @@ class Miss:
             raise
         self._module.admit_reads(program.read)
         self._module.hold_constants(program)
-        if program.method == "torchscript":
-            state.scripted = program.of(None)  # it serves every signature
+        if program.serves_every_signature:
+            state.scripted = program.of(None)
         elif varying.axes and not program.is_general:
             # It serves the sizes of this call only. The next request is for such a program.
             place = self._place(repeated, Signature.of(args, kwargs), STATIC)

@@ -280,40 +280,29 @@ class Driver:
         floats: list[torch._C.Value],
     ) -> None:
         """Replace a region by a call, followed by the nodes that later nodes need as well."""
-        graph, last = self._graph, region.nodes[-1]
-
-        def add(kind: str, inputs: list[Any], types: list[Any]) -> list[Any]:
-            nonlocal last
-            node = graph.create(kind, inputs, len(types))
-            node.insertAfter(last)
-            last = node
-            outputs = list(node.outputs())
-            for output, type_ in zip(outputs, types, strict=True):
-                output.setType(type_)
-            return outputs
-
-        constant = graph.insertConstant(key)
+        constant = self._graph.insertConstant(key)
         constant.node().moveBefore(region.nodes[0])
-        lists = []
+        inserted = _Inserter(self._graph, region.nodes[-1])
+        integer = torch._C.IntType.get()
         whole = [
-            add("aten::Int", [value], [torch._C.IntType.get()])[0]
+            inserted.create("aten::Int", [value], [integer])[0]
             if value.type().kind() == "BoolType"
             else value
             for value in integers
         ]
         of_tensors = torch._C.ListType.ofTensors()
         types = (of_tensors, torch._C.ListType.ofInts(), torch._C.ListType.ofFloats())
-        for items, type_ in zip((tensors, whole, floats), types, strict=True):
-            lists += add("prim::ListConstruct", items, [type_])
-        (results,) = add(REGION, [constant, *lists], [of_tensors])
-        tensor = torch._C.TensorType.get()
-        unpacked = add("prim::ListUnpack", [results], [tensor] * len(region.outputs))
+        lists = [
+            inserted.create("prim::ListConstruct", items, [type_])[0]
+            for items, type_ in zip((tensors, whole, floats), types, strict=True)
+        ]
+        results = inserted.create(REGION, [constant, *lists], [of_tensors])
+        each_type = [torch._C.TensorType.get()] * len(region.outputs)
+        unpacked = inserted.create("prim::ListUnpack", results, each_type)
         values = dict(zip(region.outputs, unpacked, strict=True))
         for node in region.replayed:
-            copied = graph.createClone(node, lambda v: values.get(v.debugName(), v))
-            copied.insertAfter(last)
-            last = copied
-            for old, new in zip(node.outputs(), copied.outputs(), strict=True):
+            copied = inserted.copy(node, lambda v: values.get(v.debugName(), v))
+            for old, new in zip(node.outputs(), copied, strict=True):
                 values[old.debugName()] = new
                 if old.debugName() in self._movable:
                     self._movable.add(new.debugName())
@@ -323,6 +312,29 @@ class Driver:
                     old.replaceAllUsesWith(values[old.debugName()])
         for node in reversed(region.nodes):
             node.destroy()
+
+
+class _Inserter:
+    """Inserts nodes into a graph, one after the other."""
+
+    def __init__(self, graph: Any, last: Any) -> None:
+        self._graph, self._last = graph, last
+
+    def create(self, kind: str, inputs: list[Any], types: list[Any]) -> list[Any]:
+        """Insert a new node, and return its outputs, of these types."""
+        outputs = self._insert(self._graph.create(kind, inputs, len(types)))
+        for output, type_ in zip(outputs, types, strict=True):
+            output.setType(type_)
+        return outputs
+
+    def copy(self, node: Any, values: Callable[[Any], Any]) -> list[Any]:
+        """Insert a copy of a node that reads other values, and return its outputs."""
+        return self._insert(self._graph.createClone(node, values))
+
+    def _insert(self, node: Any) -> list[Any]:
+        node.insertAfter(self._last)
+        self._last = node
+        return list(node.outputs())
 
 
 def _attributes_set(scripted: Any) -> frozenset[tuple[str, str]]:

@@ -168,11 +168,11 @@ class Interpreter:
 
 def where(node: torch._C.Node) -> str:
     """Return the line of Python that a node comes from: ``net.py:12: y = x[n]``."""
-    return source_line(str(node.sourceRange()))
+    return source_line(str(node.sourceRange())) or "no source known"
 
 
 def source_line(text: str) -> str:
-    """Extract file, line number and line from TorchScript's text of a source range."""
+    """Extract file, line number and line from TorchScript's text of a source range, if any."""
     file, line = "", ""
     rows = text.splitlines()
     for row, following in itertools.pairwise([*rows, ""]):
@@ -181,7 +181,7 @@ def source_line(text: str) -> str:
         if following.rstrip().endswith("<--- HERE"):
             line = row.strip()
             break
-    return ": ".join(part for part in (file, line) if part) or "no source known"
+    return ": ".join(part for part in (file, line) if part)
 
 
 def _truth(condition: Any, node: torch._C.Node) -> bool:

@@ -176,7 +176,7 @@ def _one_line(error: Exception) -> str:
         message = described(error)  # of torch itself: a name, or nothing that says what of
     message = re.sub(r" at 0x[0-9a-f]+", "", message)
     place = source_line(text)
-    return message if place == "no source known" else f"{message} ({place})"
+    return f"{message} ({place})" if place else message
 
 
 class ScriptedProgram(Program):
@@ -198,6 +198,7 @@ class ScriptedProgram(Program):
 
     method = "torchscript"
     reason = None
+    serves_every_signature = True
 
     def __init__(self, scripted: Scripted, original: Callable[..., Any] | None = None) -> None:
         is_module = isinstance(scripted, torch.jit.ScriptModule)
