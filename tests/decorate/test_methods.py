@@ -174,6 +174,15 @@ def test_inside_of_another_module(kind: type[Plain], inference: None) -> None:
     assert builds(fast) == 1
 
 
+@pytest.mark.parametrize("signature", [[(2, 4), (3, 4)], [], {"y": (2, 4)}])
+def test_warm_up_refuses_what_is_no_call(signature: Any) -> None:
+    for fast in (decorate(nn.Sequential(nn.Linear(4, 4)).eval()), decorate(lambda x: x + 1)):
+        with pytest.raises(WarmUpError, match=r"argument.*signature of its own"):
+            fast.warmup(signature)
+        assert fast.cache_info().misses == 0
+
+
+
 def test_warm_up_wants_a_method(coder: Any) -> None:
     with torch.no_grad():
         coder.warmup([(3, 4)], method="encode")

@@ -147,8 +147,8 @@ def warmup(
     Raises
     ------
     WarmUpError
-        A signature has none of these forms, or ``method`` is missing or not decorated. The message
-        shows the forms, or lists the methods.
+        A signature has none of these forms, or not the arguments of the method; or ``method`` is
+        missing or not decorated. The message shows the forms, or lists the methods.
     OptionError
         No size is within the limits of a ``Dim``.
     NotCompiled
@@ -168,6 +168,13 @@ def warmup(
     dispatcher = dispatcher_of(subject, method)
     for signature in signatures:
         for call in example_calls(dispatcher, signature, dtype, device):
+            try:
+                dispatcher.subject.check_arguments(call.args, call.kwargs)
+            except TypeError as error:
+                raise WarmUpError(
+                    f"{dispatcher.name} has no call with {signature!r}: {error}. Give each call a "
+                    "signature of its own: warmup([(2, 8)], [(4, 8)])"
+                ) from error
             outcome = dispatcher.warm_up(call.args, call.kwargs, call.declared)
             if call.declared and outcome.facts.shapes is None:
                 why = outcome.facts.one_shape or outcome.reason or "its sizes are static"

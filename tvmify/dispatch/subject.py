@@ -85,7 +85,10 @@ class Subject:
         self.is_settled = is_settled
         self.symbols, self.declare = symbols, declare
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        parameters = parameters_of(eager if defined is None else defined).parameters.values()
+        self._signature = parameters_of(eager if defined is None else defined)
+        is_method = module is not None and not isinstance(defined, torch.jit.ScriptModule)
+        self._first = (None,) if is_method else ()
+        parameters = self._signature.parameters.values()
         self.keywords = tuple(p.name for p in parameters if p.kind in named)
 
     def defined(self, kwargs: Mapping[str, Any]) -> int:
@@ -98,6 +101,10 @@ class Subject:
         Those for a ``**kwargs`` follow unchanged, since forward sees their order.
         """
         return {name: kwargs[name] for name in self.keywords if name in kwargs} | dict(kwargs)
+
+    def check_arguments(self, args: Args, kwargs: Kwargs) -> None:
+        """Raise a TypeError if a call cannot have these arguments."""
+        self._signature.bind(*self._first, *args, **kwargs)
 
     def captured(self) -> Any:
         """Return what to capture: the plain module, or the function."""
