@@ -43,7 +43,6 @@ DEPENDENCIES = [
     # TVM asks for "0.1.14.post0 or later", but its tuner crashes with 0.1.15; 0.1.13 does not load.
     "apache-tvm-ffi==0.1.14.post1",
     "cachetools>=5.3",
-    "filelock>=3.32",
     "fsspec>=2023.1",  # for cache="s3://…"; torch needs it, too, so it is there in any case
     "numpy>=1.24",
     "platformdirs>=4.0",

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import filelock  # noqa: F401  (now, so that children need not)
-
 from tests.cache.programs import artifact_of, key_of
 from tvmify.artifact import Artifact, Seconds
 from tvmify.cache import DiskCache, Limits

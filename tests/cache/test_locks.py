@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.cache.programs import key_of
+from tests.processes import run_python
 from tvmify.cache import DiskCache
 from tvmify.cache.locks import locked
 
 DIGEST = key_of(0).digest
 HOLD = """
+import fcntl
 import sys
-from pathlib import Path
-from filelock import FileLock
-with FileLock(sys.argv[1]):
+with open(sys.argv[1], "a") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -103,3 +104,55 @@ def test_failure_on_release_is_ignored(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch, locked(tmp_path / "lock", 0) as is_mine:
         assert is_mine
         patch.setattr(fcntl, "flock", fail_to_unlock)
+
+
+def test_a_fork_does_not_share_a_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    (tried, trying), (waiting, ending) = os.pipe(), os.pipe()
+    with locked(path, 0):
+        child = os.fork()
+        if not child:
+            has_it = True
+            try:
+                with locked(path, 0) as has_it:
+                    os.write(trying, b"x")
+                    os.read(waiting, 1)
+            finally:
+                os._exit(has_it)
+        os.read(tried, 1)
+    with locked(path, 0) as is_mine:
+        assert is_mine
+    os.write(ending, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_lock_is_taken_while_a_fork_waits(tmp_path: Path) -> None:
+    program = f"""
+        import os
+        import threading
+        import time
+        from pathlib import Path
+
+        from tvmify.cache.locks import locked
+        from tvmify.system import forks
+
+        begun = threading.Event()
+
+        def work():
+            with forks.at_work():
+                begun.set()
+                while not forks._work._forks:
+                    time.sleep(0.01)
+                with locked(Path({str(tmp_path / "lock")!r}), 0) as is_mine:
+                    assert is_mine
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun.wait()
+        child = os.fork()
+        if not child:
+            os._exit(forks.is_torn())
+        thread.join()
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run_python(program)
