@@ -37,7 +37,7 @@ class Bound:
 
 @dataclass
 class State:
-    """One state of the module (see `tvmify.runtime.watch`), and its captured program."""
+    """One state of the module (see `tvmify.runtime.watched`), and its captured program."""
 
     number: int
     scripted: Program | None = None

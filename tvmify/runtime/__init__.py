@@ -32,7 +32,8 @@ from tvmify.runtime.surroundings import (
     is_traced_here,
     unusual_signature,
 )
-from tvmify.runtime.watch import DISPATCHER, Watched, watch
+from tvmify.runtime.watch import DISPATCHER, watch
+from tvmify.runtime.watched import Watched
 
 __all__ = [
     "DISPATCHER",

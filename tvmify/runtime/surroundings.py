@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 
 from tvmify.errors import GradientsNeeded, TrainingMode
 from tvmify.runtime.native import flatten
-from tvmify.runtime.watch import Watched
+from tvmify.runtime.watched import Watched
 from tvmify.torch_compat.tracing import settle
 
 _DEVICES = ("cpu", "cuda")

@@ -13,18 +13,17 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy as is_uninitialized
 
-from tvmify.errors import NotCompiled, Uninitialized
 from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
 from tvmify.runtime.native import Guard
 from tvmify.runtime.settings import PLAIN, settings_in
+from tvmify.runtime.watched import EVERY_MODULE, Watched
 from tvmify.signature import unreadable_kind
 from tvmify.torch_compat.parts import Part, follows_parameters, parts, slots, trains
 
@@ -33,116 +32,9 @@ _BOOKKEEPING = frozenset(nn.Module().__dict__) - {"training"}
 #: Prefix of the attributes that hold dispatchers, which are not part of the module's state.
 DISPATCHER = "_tvmify_"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_EVERY_MODULE = "*"
 #: PyTorch temporarily patches methods of nn.Module itself while it traces a module.
 _UNWATCHED = frozenset(nn.Module.__mro__)
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
-
-
-@dataclass(frozen=True)
-class Watched:
-    """The state of a module when its guard was created.
-
-    Attributes
-    ----------
-    guard
-        Native; its ``changed()`` is 0 while nothing in the module has changed.
-    state
-        Everything watched except the values of tensors; equal states mean that compiled programs
-        are still valid.
-    names
-        For each item of ``state`` the dotted name of the attribute, for messages.
-    training
-        Dotted name of the first module in training mode ("" is the module itself), or None.
-    hooked
-        Dotted name of the first submodule with a forward hook ("" is the module itself, "*" stands
-        for all modules), or None.
-    requires_grad
-        Whether any parameter requires a gradient.
-    identities
-        The identity of each value, which the guard keeps alive, by the dotted name of the
-        attribute.
-    lazy
-        Dotted name of the first parameter or buffer that has no shape yet, or None.
-    slotted
-        Dotted name of the first attribute in ``__slots__``, where no change is noticed, or None.
-    """
-
-    guard: Guard
-    state: tuple[Hashable, ...]
-    names: tuple[str, ...]
-    training: str | None
-    hooked: str | None
-    requires_grad: bool
-    identities: Mapping[str, int]
-    lazy: str | None = None
-    slotted: str | None = None
-
-    def changes_since(self, earlier: Watched) -> list[str]:
-        """Return the names of the attributes that were set since, perhaps to equal values."""
-        before = dict(zip(earlier.names, earlier.state, strict=True))
-        now = dict(zip(self.names, self.state, strict=True))
-        absent, were, are = object(), earlier.identities, self.identities
-        return [
-            name
-            for name in before | now
-            if before.get(name, absent) != now.get(name, absent) or were.get(name) != are.get(name)
-        ]
-
-    def modes(self) -> dict[str, bool]:
-        """Return, for every module of the tree by its path, whether it was in training mode."""
-        found = {}
-        for name, value in zip(self.names, self.state, strict=True):
-            path, _, last = name.rpartition(".")
-            if last == "training" and isinstance(value, tuple) and value[0] is bool:
-                found[path] = value[1]
-        return found
-
-    def check_shapes(self) -> None:
-        """Refuse a module with lazy parameters, which only a first call in eager initializes.
-
-        Raises
-        ------
-        Uninitialized
-            A lazy parameter or buffer has no shape yet.
-        """
-        if self.lazy is not None:
-            raise Uninitialized(
-                f"{self.lazy!r} is lazy: it gets its shape from the first call",
-                "Call warmup() before, or the module in eager PyTorch.",
-            )
-
-    def check_slots(self) -> None:
-        """Refuse modules with attributes whose changes are not noticed.
-
-        Raises
-        ------
-        NotCompiled
-            A module has attributes in ``__slots__``.
-        """
-        if self.slotted is not None:
-            raise NotCompiled(
-                f"{self.slotted!r} is in __slots__, where changes are not noticed",
-                "Remove __slots__ from the class.",
-            )
-
-    def check_hooks(self) -> None:
-        """Refuse hooks that compiled code would not run.
-
-        Raises
-        ------
-        NotCompiled
-            A submodule has a forward hook, or the module itself if that is watched, or there is a
-            global hook.
-        """
-        if self.hooked is not None:
-            where = f"submodule {self.hooked!r}" if self.hooked else "the module"
-            if self.hooked == _EVERY_MODULE:
-                where = "every module"
-            raise NotCompiled(
-                f"{where} has a forward hook",
-                "Remove the hook, or register it on a module whose forward is decorated.",
-            )
 
 
 def watch(
@@ -186,7 +78,7 @@ class _Watching:
         self,
         constants: Sequence[torch.Tensor],
         unwatched: Collection[str],
-        read: Collection[str] = (),
+        read: Collection[str],
     ) -> None:
         self._slots: list[tuple[dict[Any, Any], Any, Any]] = []
         self._sizes: list[tuple[dict[Any, Any], int]] = []
@@ -207,6 +99,24 @@ class _Watching:
 
     def add(self, part: Part, *, has_hooks: bool) -> None:
         """Watch a module, without its children."""
+        module = part.module
+        self._add_mode(part)
+        if isinstance(module, torch.jit.ScriptModule):
+            self._add_script(part)
+            return
+        self._add_class(part)
+        if self._slotted is None and (names := slots(type(module))):
+            self._slotted = part.attribute(names[0])
+        self._add_attributes(part)
+        for registry in ("_parameters", "_buffers", "_modules"):
+            self._add_registry(part, registry)
+        if has_hooks:  # otherwise they run around the compiled call
+            for name in _HOOKS:
+                hooks = module.__dict__[name]
+                self._slots.append((module.__dict__, name, hooks))
+                self._add_hooks(part.attribute(name), hooks, part.path)
+
+    def _add_mode(self, part: Part) -> None:
         module, path = part.module, part.path
         # eval() does not reach unregistered modules either, so capture sees the mode they have.
         if _is_exported(module):
@@ -215,44 +125,41 @@ class _Watching:
         is_training = trains(module) and part.is_registered and not is_fixed
         if self._training is None and is_training and (not path or _heeds_training(type(module))):
             self._training = path
-        if isinstance(module, torch.jit.ScriptModule):
-            # Its attributes are in C++, and each access makes a new Python object, so only its
-            # tensors can be watched. Its children come later in this walk.
-            own = dict(module.named_parameters(recurse=False))
-            own |= dict(module.named_buffers(recurse=False))
-            for name, value in own.items():
-                self._add_value(part, name, value)
-            self._state.append((part.attribute("training"), _comparable(trains(module))))
-            return
-        self._add_class(part)
-        if self._slotted is None and (names := slots(type(module))):
-            self._slotted = part.attribute(names[0])
-        attributes = module.__dict__
+
+    def _add_script(self, part: Part) -> None:
+        # Its attributes are in C++, and each access makes a new Python object, so only its tensors
+        # can be watched. Its children come later in this walk.
+        own = dict(part.module.named_parameters(recurse=False))
+        own |= dict(part.module.named_buffers(recurse=False))
+        for name, value in own.items():
+            self._add_value(part, name, value)
+        self._state.append((part.attribute("training"), _comparable(trains(part.module))))
+
+    def _add_attributes(self, part: Part) -> None:
+        attributes = part.module.__dict__
         self._sizes.append((attributes, len(attributes)))
         for name, value in attributes.items():
             is_state = name not in _BOOKKEEPING and not name.startswith(DISPATCHER)
-            is_state = is_state and not follows_parameters(module, name)
+            is_state = is_state and not follows_parameters(part.module, name)
             if is_state and not self._may_change(part, name, value):
                 self._slots.append((attributes, name, value))
                 self._add_value(part, name, value)
-        for registry in ("_parameters", "_buffers", "_modules"):
-            members = attributes[registry]
-            self._slots.append((attributes, registry, members))
-            self._sizes.append((members, len(members)))
-            for name, value in members.items():
-                if not self._may_change(part, name, value):
-                    self._slots.append((members, name, value))
-                    self._add_value(part, name, value)
-        if has_hooks:  # otherwise they run around the compiled call
-            for name in _HOOKS:
-                self._slots.append((attributes, name, attributes[name]))
-                self._add_hooks(part.attribute(name), attributes[name], path)
+
+    def _add_registry(self, part: Part, registry: str) -> None:
+        attributes = part.module.__dict__
+        members = attributes[registry]
+        self._slots.append((attributes, registry, members))
+        self._sizes.append((members, len(members)))
+        for name, value in members.items():
+            if not self._may_change(part, name, value):
+                self._slots.append((members, name, value))
+                self._add_value(part, name, value)
 
     def add_hooks_of_all(self) -> None:
         """Watch PyTorch's global module hooks."""
         for name in _HOOKS:
             hooks = getattr(nn.modules.module, f"_global{name}")
-            self._add_hooks(name, hooks, _EVERY_MODULE)
+            self._add_hooks(name, hooks, EVERY_MODULE)
 
     def result(self, written: Sequence[torch.Tensor]) -> Watched:
         """Return what was watched."""
