@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tvmify import tvmify
-from tvmify.capture.scripted.program import script
+from tvmify.capture.scripted.scripting import script
 
 pytestmark = pytest.mark.usefixtures("inference")
 

@@ -12,7 +12,8 @@ from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, check_questions
 from tvmify.capture.recorded import RecordedGraph
 from tvmify.capture.regions.driver import REGION_SCHEMA, Driver, Part
-from tvmify.capture.scripted.program import CannotScript, ScriptedProgram, scripting
+from tvmify.capture.scripted.program import ScriptedProgram
+from tvmify.capture.scripted.scripting import CannotScript, scripting
 from tvmify.capture.state import present, resolve
 from tvmify.capture.varying import STATIC, Limits, Varying
 from tvmify.errors import CaptureError, UnsupportedOperator

@@ -5,11 +5,10 @@ exported: a warm process never needs it.
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram, _trace
-from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     free_unbacked_symbols,
@@ -45,7 +43,6 @@ from tvmify.torch_compat import fake_kernels, node_annotations
 from tvmify.torch_compat.bystanders import unseen_by_others
 from tvmify.torch_compat.caught_errors import caught_errors
 from tvmify.torch_compat.literals import known_literals
-from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recording_mode import RecordingMode
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
@@ -305,91 +302,6 @@ def _last_line(stack_trace: str | None) -> str:
     return line if line and _PACKAGE not in line else "no source known"
 
 
-TensorIdentity = tuple[Any, ...]
-
-
-def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
-    """Return a value that is equal for two Python objects of one tensor."""
-    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested
-    if not (is_plain and tensor.layout is torch.strided and tensor.numel() and has_memory(tensor)):
-        return (id(tensor),)
-    return (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-
-
-def with_weights(program: ExportedProgram, weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """Return a program of the same graph with these tensors as its state dict.
-
-    A recording that is kept has none, nor the arguments it was recorded with: it would keep them
-    alive.
-    """
-    program = copy.copy(program)
-    program._state_dict = dict(weights)
-    program._example_inputs = None
-    return program
-
-
 def has_symbols(program: ExportedProgram) -> bool:
     """Whether any size of an argument is still a symbol after the recording."""
     return bool(symbol_names(program))
-
-
-def name_attributes(
-    program: ExportedProgram, names: dict[TensorIdentity, str]
-) -> list[torch.Tensor]:
-    """Make every tensor that belongs to the module a persistent buffer of the program, in place.
-
-    ``torch.export`` keeps tensor attributes and non-persistent buffers with the literals. It keeps
-    weights there, too, once for each use, if forward finds their modules in a list or a closure.
-
-    Parameters
-    ----------
-    names
-        Dotted names by `tensor_identity`.
-
-    Returns
-    -------
-    list of torch.Tensor
-        The literals that come from closures and globals, not from code.
-    """
-    outside: list[torch.Tensor] = []
-    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    specs, kept = program.graph_signature.input_specs, list[InputSpec]()
-    named = {
-        spec.target: placeholders[spec.arg.name]
-        for spec in specs
-        if spec.target is not None and spec.target not in program.constants
-    }
-    for spec in specs:
-        if spec.target is None or spec.target not in program.constants:
-            kept.append(spec)
-            continue
-        tensor = program.constants[spec.target]
-        if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedOperator(
-                [str(type(tensor).__name__)], "the program uses an object of a custom class"
-            )
-        is_buffer = spec.kind == InputKind.BUFFER
-        name = spec.target if is_buffer else names.get(tensor_identity(tensor))
-        node = placeholders[spec.arg.name]
-        if name is None:
-            kept.append(spec)
-            if not _is_fresh_literal(node):
-                outside.append(tensor)
-            continue
-        del program.constants[spec.target]
-        if name in named:
-            node.replace_all_uses_with(named[name])
-            program.graph.erase_node(node)
-            continue
-        named[name] = node
-        program.state_dict[name] = tensor
-        kept.append(InputSpec(InputKind.BUFFER, spec.arg, name, persistent=True))
-    specs[:] = kept
-    program.graph_module.recompile()
-    return outside
-
-
-def _is_fresh_literal(node: torch.fx.Node) -> bool:
-    """Whether a constant is a ``torch.tensor([...])`` in forward, which is always copied first."""
-    copies = torch.ops.aten.lift_fresh_copy.default
-    return bool(node.users) and all(user.target is copies for user in node.users)

@@ -147,7 +147,7 @@ def _interpretable(
     """
     # Imported here because it imports torch.export, which a process that only calls does not need.
     from tvmify.capture.scripted.interpretable import agrees, interpretable, traced
-    from tvmify.capture.scripted.program import CannotScript
+    from tvmify.capture.scripted.scripting import CannotScript
 
     try:
         return interpretable(subject), []

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tvmify import tvmify
-from tvmify.capture.scripted.program import CannotScript, script
+from tvmify.capture.scripted.scripting import CannotScript, script
 
 SOURCE = """
 import torch

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.jit import frontend
 
 from tvmify import tvmify
-from tvmify.capture.scripted.program import script
+from tvmify.capture.scripted.scripting import script
 from tvmify.capture.scripted.unfolding import unfolded
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)

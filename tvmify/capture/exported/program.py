@@ -14,16 +14,7 @@ from tvmify.artifact.objects import describe_objects, reachable
 from tvmify.capture.draws import may_draw
 from tvmify.capture.exported.fingerprint import fingerprint
 from tvmify.capture.exported.recorded_call import RecordedCall
-from tvmify.capture.exporting import (
-    FunctionModule,
-    NoRealWrites,
-    TensorIdentity,
-    export,
-    has_symbols,
-    name_attributes,
-    tensor_identity,
-    with_weights,
-)
+from tvmify.capture.exporting import FunctionModule, NoRealWrites, export, has_symbols
 from tvmify.capture.nested import avoid_nested_tensors, refuse_nested_tensors
 from tvmify.capture.program import Program
 from tvmify.capture.questions import asks_for_identity, asks_for_layout
@@ -32,6 +23,7 @@ from tvmify.capture.side_effects import refusing_effects
 from tvmify.capture.state import resolve, tensor_names
 from tvmify.capture.twin import changed_attribute, make_buffers, twin
 from tvmify.capture.varying import STATIC, Varying, shapes_of
+from tvmify.capture.weights import name_attributes, names_of, with_weights
 from tvmify.errors import (
     SET_ATTRIBUTE,
     NotCompiled,
@@ -79,7 +71,7 @@ class TracedProgram(Program):
         self._varying = varying.recorded()
         self._owner = callable_
         self.asks_for_identity = asks_for_identity(callable_)
-        names = _names_of(callable_)
+        names = names_of(callable_)
         exported = self._exported(args, kwargs, varying)
         self.constants = tuple(name_attributes(exported, names))
         self.is_general = has_symbols(exported)
@@ -145,15 +137,6 @@ class TracedProgram(Program):
     def tensors(self) -> list[torch.Tensor]:
         """Return the current tensors of the module."""
         return [resolve(self._owner, name) for name in self.weights]
-
-
-def _names_of(callable_: Callable[..., Any]) -> dict[TensorIdentity, str]:
-    """Return the first dotted name of each tensor of a module."""
-    names: dict[TensorIdentity, str] = {}
-    if isinstance(callable_, torch.nn.Module):
-        for name, tensor in tensor_names(callable_):
-            names.setdefault(tensor_identity(tensor), name)
-    return names
 
 
 def _copied(module: torch.nn.Module) -> torch.nn.Module:

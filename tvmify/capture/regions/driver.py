@@ -18,7 +18,8 @@ from tvmify.capture.regions.simplifying import simplify
 from tvmify.capture.regions.transcribing import Transcript
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.effects import is_tensor
-from tvmify.capture.scripted.program import Scripted, ScriptedProgram
+from tvmify.capture.scripted.program import ScriptedProgram
+from tvmify.capture.scripted.scripting import Scripted
 from tvmify.capture.state import resolve
 from tvmify.errors import SET_ATTRIBUTE, CaptureError, UnsupportedOperator
 

@@ -16,7 +16,7 @@ from tvmify.artifact.structure import find_class
 from tvmify.capture.exporting import quiet
 from tvmify.capture.scripted.fingerprint import fingerprint
 from tvmify.capture.scripted.named_tuples import demangled
-from tvmify.capture.scripted.program import Scripted, script
+from tvmify.capture.scripted.scripting import Scripted, script
 from tvmify.capture.state import ModulePath, State, key_part, resolve
 from tvmify.capture.twin import twin
 from tvmify.errors import SaveError
