@@ -12,8 +12,8 @@ from torch import nn
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache, Key
 from tvmify.dispatch import keys, load_or_build
-from tvmify.dispatch.found import Source
 from tvmify.dispatch.miss import Miss
+from tvmify.dispatch.programs import Source
 
 pytestmark = pytest.mark.usefixtures("inference")
 

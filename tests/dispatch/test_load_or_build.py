@@ -15,8 +15,8 @@ from tvmify import TvmifyWarning, tvmify
 from tvmify.artifact import Artifact
 from tvmify.cache import ANY_TORCH, DiskCache, Key
 from tvmify.dispatch import load_or_build
-from tvmify.dispatch.found import Source
 from tvmify.dispatch.load_or_build import build_once
+from tvmify.dispatch.programs import Source
 from tvmify.dispatch.progress import Stages
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor

@@ -11,7 +11,7 @@ from typing_extensions import TypeIs
 
 from tvmify.cache import Neighbours
 from tvmify.decorate.methods import WITH_CACHE, Decoration, dispatcher_of_method
-from tvmify.dispatch import class_sizes
+from tvmify.dispatch import examples
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.examples import Example
@@ -200,7 +200,7 @@ def example_calls(
         weights = iter(()) if module is None else module.parameters()
         first = next(weights, None)
         device = first.device if first is not None else torch.get_default_device()
-    return class_sizes.example_calls(signature, dtype, torch.device(device))
+    return examples.example_calls(signature, dtype, torch.device(device))
 
 
 #: The methods that the decorator adds.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tvmify.dispatch.found import Source
+from tvmify.dispatch.programs import Source
 
 
 class CacheInfo(NamedTuple):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from tvmify.dispatch.hints import CLASSES
 from tvmify.errors import WarmUpError
 from tvmify.signature import Args, Kwargs, TensorSpec
 from tvmify.torch_compat.declared_sizes import (
@@ -131,6 +134,41 @@ class _Dims:
         return Example(args, kwargs, declared if dims else {}, dims)
 
 
+def example_calls(signature: Any, dtype: torch.dtype, device: torch.device) -> list[Example]:
+    """Return calls from a signature given to ``warmup``: one for each class of sizes.
+
+    Parameters and errors are those of `example_arguments`.
+    """
+    make = partial(example_arguments, signature, dtype, device)
+    found = make()
+    return [make(sizes) for sizes in sizes_of_classes(found.dims)] if found.dims else [found]
+
+
+def sizes_of_classes(dims: Sequence[DeclaredSize]) -> list[tuple[int, ...]]:
+    """Return sizes within limits: one set for each class that has sizes within them.
+
+    Parameters
+    ----------
+    dims
+        Sizes that may vary.
+
+    Returns
+    -------
+    list of tuple of int
+        Each tuple has a size for each of ``dims``.
+    """
+    found: list[tuple[int, ...]] = []
+    least = 1
+    for most, hint in CLASSES:
+        # What its program is tuned for, or else the smallest.
+        tried = (_at_least(product, dims) for product in (hint, least))
+        sizes = next((sizes for sizes in tried if least <= prod(sizes) <= most), None)
+        if sizes is not None:
+            found.append(sizes)
+        least = most + 1
+    return found
+
+
 def _is_shape(item: Any) -> bool:
     """Whether it is a shape; a name among its sizes is meant to be one, too."""
     return (
@@ -148,3 +186,13 @@ def _check_sizes(shape: Sequence[Any]) -> None:
                 f"{size!r} is not a size, in the shape {tuple(shape)}: give a number, or a "
                 "torch.export.Dim where sizes vary"
             )
+
+
+def _at_least(product: int, dims: Sequence[DeclaredSize]) -> tuple[int, ...]:
+    """Return sizes with about this product, or a larger one if need be; grow the last first."""
+    sizes = [dim.least for dim in dims]
+    for place in reversed(range(len(sizes))):
+        others = prod(sizes[:place]) * prod(sizes[place + 1 :])
+        wanted = -(-product // others)
+        sizes[place] = min(max(sizes[place], wanted), dims[place].most)
+    return tuple(sizes)

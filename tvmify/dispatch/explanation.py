@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tvmify.dispatch.counts import CacheInfo, Counts
 from tvmify.dispatch.explained import ExplainedSignature, ExplainedSubject
-from tvmify.dispatch.found import Source
 from tvmify.dispatch.outcome import Choice, Compiled, Outcome, Partitioned
+from tvmify.dispatch.programs import Source
 
 if TYPE_CHECKING:
     from tvmify.cache import Neighbours

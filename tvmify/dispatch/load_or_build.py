@@ -24,9 +24,9 @@ from tvmify.capture import Program
 from tvmify.dispatch import background, building, keys, on_miss
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.fit import misfit
-from tvmify.dispatch.found import Found, Source
 from tvmify.dispatch.hints import numbers, tuned
 from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu, processor
+from tvmify.dispatch.programs import Found, Source
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request

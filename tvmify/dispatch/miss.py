@@ -20,13 +20,12 @@ from tvmify.cache import Key
 from tvmify.capture import STATIC, Program, Varying, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
-from tvmify.dispatch.found import Found, Source
 from tvmify.dispatch.load_or_build import Wanted, keep, load_again, obtain, reject
 from tvmify.dispatch.module_state import ModuleState
 from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
 from tvmify.dispatch.outcomes import Outcomes
 from tvmify.dispatch.parts import MakePart
-from tvmify.dispatch.programs import Captured, Made, Place, Programs
+from tvmify.dispatch.programs import Captured, Found, Made, Place, Programs, Source
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, runs, unusable
 from tvmify.dispatch.reasons import without_frames

@@ -14,8 +14,8 @@ from tvmify.cache import Key, Neighbours
 from tvmify.dispatch import background
 from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.background import Job
-from tvmify.dispatch.found import Found
 from tvmify.dispatch.keys import modes_text
+from tvmify.dispatch.programs import Found
 from tvmify.dispatch.progress import Stages
 from tvmify.errors import BuildError, CacheMiss, NotCompiled, TracedElsewhere, described
 from tvmify.options import CompileOptions

@@ -11,10 +11,9 @@ import torch
 
 from tvmify.artifact.shapes import Shapes
 from tvmify.cache import Key
-from tvmify.dispatch.found import Source
 from tvmify.dispatch.module_state import Bound, ModuleState
 from tvmify.dispatch.parts import Parts
-from tvmify.dispatch.programs import Captured
+from tvmify.dispatch.programs import Captured, Source
 from tvmify.dispatch.verdict import Verdict
 from tvmify.errors import NotCompiled, headline
 from tvmify.runtime import (

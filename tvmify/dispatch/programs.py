@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tvmify.artifact import Artifact
 from tvmify.cache import Key, MemoryCache
 from tvmify.capture import Program
 from tvmify.errors import NotCompiled
+from tvmify.runtime import Executor
 
 #: The number of a module's state, a signature, torch's modes, the target, and the symbolic sizes.
 Place: TypeAlias = Hashable
+
+
+class Source(enum.Enum):
+    """Where the code of a program came from, in the words of ``explain()``."""
+
+    SHARED = "shared with another module of this process"
+    LOADED = "loaded from disk"
+    BUILT = "built"
+    KEPT = "kept in memory"
+
+
+class Found(NamedTuple):
+    """A program that can be bound to weights.
+
+    Attributes
+    ----------
+    key
+        What it is stored under.
+    executor
+        Runs it; without weights yet.
+    source
+        Where its code came from.
+    """
+
+    key: Key
+    executor: Executor
+    source: Source
 
 
 @dataclass(frozen=True)

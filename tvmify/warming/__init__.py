@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tvmify.dispatch.class_sizes import example_calls
+from tvmify.dispatch.examples import example_calls
 from tvmify.dispatch.recording import Recorded, read
 from tvmify.errors import OptionError, WarmUpError
 from tvmify.target import TargetOption
