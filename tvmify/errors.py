@@ -238,8 +238,12 @@ class CacheMiss(NotCompiled):
 
 class TracedElsewhere(NotCompiled):
     """Another thread is tracing with torch, and a capture would disturb it; a later call may
-    compile.
+    compile. The reason is temporary, and so are those of subclasses.
     """
+
+
+class SmallStack(TracedElsewhere):
+    """The thread has too small a stack for a compiler; another one may compile."""
 
 
 _SETS_ATTRIBUTES = (

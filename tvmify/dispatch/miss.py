@@ -56,6 +56,7 @@ from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
 from tvmify.system.garbage import uncollected
 from tvmify.system.signals import check_interrupted
+from tvmify.system.stack import refuse_small_stack
 from tvmify.torch_compat.saved_tensors import without_saved_tensors_hooks
 
 _LOG = logging.getLogger(__name__)
@@ -209,6 +210,7 @@ class Miss:
         forks.refuse_if_torn()
         request, module, programs = self._request, self._module, self._shared.programs
         self._note(title=request.title())
+        refuse_small_stack()
         assert module.watched is not None
         self._differentiable = check_modes(module.watched, *request.call)
         if module.current.parts is not None:

@@ -17,10 +17,11 @@ from tvmify.dispatch.background import Job
 from tvmify.dispatch.keys import modes_text
 from tvmify.dispatch.programs import Found
 from tvmify.dispatch.progress import Stages
-from tvmify.errors import BuildError, CacheMiss, NotCompiled, TracedElsewhere, described
+from tvmify.errors import BuildError, CacheMiss, NotCompiled, SmallStack, TracedElsewhere, described
 from tvmify.options import CompileOptions
 from tvmify.runtime import casting, casts_now
 from tvmify.system.faults import environment_fault
+from tvmify.system.stack import has_small_stack
 from tvmify.torch_compat.tracing import tracer_elsewhere
 
 #: Builds a program, and reports its stages.
@@ -121,6 +122,8 @@ def must_raise(reason: NotCompiled, options: CompileOptions) -> bool:
 
 def is_over(reason: NotCompiled | None) -> bool:
     """Whether a reason no longer holds, so that the call should try again."""
+    if isinstance(reason, SmallStack):
+        return not has_small_stack()
     if isinstance(reason, TracedElsewhere):
         return tracer_elsewhere() is None
     return isinstance(reason, Missing) and reason.is_over()
