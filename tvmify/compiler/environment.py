@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tvmify.errors import BuildError
 from tvmify.system.forks import at_work
+from tvmify.system.stack import large_stacks
 
 
 @cache
@@ -26,7 +27,8 @@ def load_ahead() -> threading.Thread:
     reported, by `prepare_tvm`.
     """
     thread = threading.Thread(target=_load, name="tvmify loads TVM")
-    thread.start()
+    with large_stacks():
+        thread.start()
     return thread
 
 

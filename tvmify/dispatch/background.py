@@ -17,6 +17,7 @@ from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.building import Builder
 from tvmify.dispatch.reasons import without_frames
 from tvmify.errors import TvmifyWarning
+from tvmify.system.stack import large_stacks
 
 _LOG = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class Worker:
             if self._thread is None:
                 # A daemon, so that the interpreter calls `stop`, which waits for the thread.
                 self._thread = threading.Thread(target=self._run, name="tvmify", daemon=True)
-                self._thread.start()
+                with large_stacks():
+                    self._thread.start()
                 atexit.register(self.stop)
             self._changed.notify_all()
         return True

@@ -1,15 +1,18 @@
-"""Refuses to compile in threads whose stack is too small for a compiler."""
+"""Threads that compile need stacks that are large enough for a compiler."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
 
 from tvmify.errors import SmallStack
 
-#: Threads have 8 MiB, unless someone sets less: `threading.stack_size`, or a server's option. TVM
-#: and LLVM need up to 192 KiB for models with a dozen layers, and overflow without an error.
+#: What threads have, unless someone sets less: `threading.stack_size`, or a server's option.
+_USUAL = 8 << 20
+#: TVM and LLVM need up to 192 KiB for models of a dozen layers, and overflow without an error.
 _LEAST = 512 << 10
 _C = ctypes.CDLL(None)
 #: More than ``sizeof(pthread_attr_t)``.
@@ -35,6 +38,16 @@ def refuse_small_stack() -> None:
 def has_small_stack() -> bool:
     """Whether this thread has too small a stack for a compiler."""
     return _stack_size() < _LEAST
+
+
+@contextlib.contextmanager
+def large_stacks() -> Iterator[None]:
+    """Give threads that start in this context stacks for a compiler."""
+    before = threading.stack_size(_USUAL)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
 
 
 def _stack_size() -> int:

@@ -21,6 +21,7 @@ from tvmify.compiler.codegen.objects import emit, is_whole_library
 from tvmify.compiler.cuda import kernels
 from tvmify.errors import BuildError
 from tvmify.system import toolchain, variables
+from tvmify.system.stack import large_stacks
 
 #: Bytes that a compiler may need in addition to object code and library.
 _ROOM = 1 << 18
@@ -73,7 +74,7 @@ def generate(
     ir_mod = vm_build._vmcodegen(builder, ir_mod, mode)
     host = target.host or target
     workers = threads or os.cpu_count() or 1
-    with ThreadPoolExecutor(workers) as pool:
+    with large_stacks(), ThreadPoolExecutor(workers) as pool:
         lowered, for_gpu = lower(ir_mod, target, pool)
         functions = list(lowered.functions_items())
         of_vm = [item for item in functions if item[0].name_hint.startswith(_OF_VM)]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tvmify.compiler.messages import first_line
+from tvmify.system.stack import large_stacks
 
 if TYPE_CHECKING:
     import torch
@@ -229,7 +230,8 @@ def _build(
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         # This thread lowers, as only one may; the others build meanwhile.
-        futures = [[begun(work, name) for name in work.candidates] for work in batch]
+        with large_stacks():
+            futures = [[begun(work, name) for name in work.candidates] for work in batch]
         return [[ended(future) for future in row] for row in futures]
     finally:
         # After an interrupt, builds that have not begun are dropped.
