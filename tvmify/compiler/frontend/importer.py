@@ -25,7 +25,7 @@ from tvmify.artifact.structure import structure_text
 from tvmify.compiler.aten import operators
 from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
 from tvmify.compiler.frontend.constants import constant_of
-from tvmify.compiler.frontend.converters import CONVERTERS
+from tvmify.compiler.frontend.converters import CONVERTERS, STOCK
 from tvmify.compiler.frontend.decompositions import Decomposed
 from tvmify.compiler.frontend.dtypes import DTYPES, checked_dtype, dtype_name
 from tvmify.compiler.frontend.empties import is_empty, refuse_what_raises
@@ -35,7 +35,6 @@ from tvmify.compiler.frontend.outputs import Outputs
 from tvmify.compiler.frontend.parameters import parameters
 from tvmify.compiler.frontend.refusals import refuse
 from tvmify.compiler.frontend.sharing import ModuleTensor, Sharing, written_bases
-from tvmify.compiler.frontend.stock import STOCK
 from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
