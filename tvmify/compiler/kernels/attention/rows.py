@@ -231,55 +231,66 @@ class _Rows:
 
     def weigh(self, cuts: list[tuple[int, int]]) -> None:
         """Sum the weighted values of some vectors of the head."""
-        about = self.about
         origin = cuts[0][0]
         width = cuts[-1][0] + cuts[-1][1] - origin
         own = [(at - origin, lanes) for at, lanes in cuts]
-        length = about.key.length
+        length = self.about.key.length
         with block("values"):
-            sums = registers((self.rows, width), self.dtype)
-            is_long = sizes.bounds(length)[1] > _LONGEST
-            kept = scratch((self.rows, width), self.dtype) if is_long else None
-
-            def each(body: Callable[[Expr, Expr], None]) -> None:
-                with T.unroll(self.rows) as row:
-                    lanewise(own, lambda i: body(row, i))
-
-            def clear(buffer: tirx.Buffer) -> None:
-                each(lambda row, i: T.buffer_store(buffer, self.number(0), [row, i]))
-
-            def add_up(start: Expr | int, count: Expr | int) -> None:
-                clear(sums)
-                with T.serial(count) as number, T.unroll(self.rows) as row:
-
-                    def add(i: Expr) -> None:
-                        value = about.value.at(
-                            self.tensors["value"], self.batch, self.head, start + number, origin + i
-                        )
-                        product = self.scores[row, start + number] * value
-                        T.buffer_store(sums, sums[row, i] + product, [row, i])
-
-                    lanewise(own, add)
-
-            if kept is None:
-                add_up(0, length)
+            sums = total = registers((self.rows, width), self.dtype)
+            if sizes.bounds(length)[1] <= _LONGEST:
+                self.add_values(sums, own, origin, 0, length)
             else:
-                clear(kept)
+                total = scratch((self.rows, width), self.dtype)
+                self.clear(total, own)
                 with T.serial(sizes.ceil_div(length, _LONGEST)) as number:
                     start = number * _LONGEST
-                    add_up(start, tirx.min(length - start, _LONGEST))
-                    each(lambda r, i: T.buffer_store(kept, kept[r, i] + sums[r, i], [r, i]))
-            total = sums if kept is None else kept
+                    self.add_values(sums, own, origin, start, tirx.min(length - start, _LONGEST))
+                    with T.unroll(self.rows) as row:
+
+                        def add(i: Expr) -> None:
+                            T.buffer_store(total, total[row, i] + sums[row, i], [row, i])
+
+                        lanewise(own, add)
             for row in range(self.rows):
-                head, place = self.query(row)
+                self.store(total, row, own, origin)
 
-                def store(i: Expr, row: int = row, head: Expr = head, place: Expr = place) -> None:
-                    index = [self.batch, place, head, origin + i]
-                    T.buffer_store(self.tensors["out"], total[row, i], index)
+    def clear(self, buffer: tirx.Buffer, own: list[tuple[int, int]]) -> None:
+        """Set a buffer to zero."""
+        with T.unroll(self.rows) as row:
+            lanewise(own, lambda i: T.buffer_store(buffer, self.number(0), [row, i]))
 
-                all_rows = about.shared * about.query.length
-                if sizes.is_static(all_rows):
-                    lanewise(own, store)
-                else:
-                    with T.If(self.first + row < all_rows), T.Then():
-                        lanewise(own, store)
+    def add_values(
+        self,
+        sums: tirx.Buffer,
+        own: list[tuple[int, int]],
+        origin: int,
+        start: Expr | int,
+        count: Expr | int,
+    ) -> None:
+        """Sum the weighted values of `count` keys."""
+        self.clear(sums, own)
+        with T.serial(count) as number, T.unroll(self.rows) as row:
+
+            def add(i: Expr) -> None:
+                value = self.about.value.at(
+                    self.tensors["value"], self.batch, self.head, start + number, origin + i
+                )
+                product = self.scores[row, start + number] * value
+                T.buffer_store(sums, sums[row, i] + product, [row, i])
+
+            lanewise(own, add)
+
+    def store(self, total: tirx.Buffer, row: int, own: list[tuple[int, int]], origin: int) -> None:
+        """Write some vectors of a row of the result, if the row exists."""
+        head, place = self.query(row)
+
+        def store(i: Expr) -> None:
+            index = [self.batch, place, head, origin + i]
+            T.buffer_store(self.tensors["out"], total[row, i], index)
+
+        all_rows = self.about.shared * self.about.query.length
+        if sizes.is_static(all_rows):
+            lanewise(own, store)
+        else:
+            with T.If(self.first + row < all_rows), T.Then():
+                lanewise(own, store)
