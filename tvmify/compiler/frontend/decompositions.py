@@ -87,16 +87,49 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     if all(size == 1 for size in sizes):
         return x.mean(list(range(-len(sizes), 0)), keepdim=True)
     if len(sizes) == 1:
-        return aten._adaptive_avg_pool2d(x.unsqueeze(-2), [1, *sizes]).squeeze(-2)
+        return aten._adaptive_avg_pool2d(x.unsqueeze(-1), [*sizes, 1]).squeeze(-1)
     return aten._adaptive_avg_pool2d(x, sizes)
+
+
+# As in convolutions, a sequence is an image of one column; PyTorch pools an image of one row.
+
+
+def _max_pool_line(
+    x: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    column = [*size, 1], [*(stride or size), 1], [*padding, 0], [*dilation, 1]
+    return aten.max_pool2d_with_indices(x.unsqueeze(-1), *column, ceil_mode)[0].squeeze(-1)
+
+
+def _average_pool_line(
+    x: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    *modes: bool,
+) -> torch.Tensor:
+    column = [*size, 1], [*(stride or size), 1], [*padding, 0]
+    return aten.avg_pool2d(x.unsqueeze(-1), *column, *modes).squeeze(-1)
 
 
 def _resize_line(
     x: torch.Tensor, size: list[int] | None, aligned: bool, factors: list[float] | None
 ) -> torch.Tensor:
-    """Resize as an image of one row; torch's own decomposition makes infinities at an end NaN."""
-    sizes, factors = size and [1, *size], factors and [1.0, *factors]
-    return aten.upsample_bilinear2d.vec(x.unsqueeze(-2), sizes, aligned, factors).squeeze(-2)
+    """Resize linearly; torch's own decomposition makes infinities at an end NaN."""
+    sizes, factors = size and [*size, 1], factors and [*factors, 1.0]
+    return aten.upsample_bilinear2d.vec(x.unsqueeze(-1), sizes, aligned, factors).squeeze(-1)
+
+
+def _repeat_line(
+    x: torch.Tensor, size: list[int] | None, factors: list[float] | None
+) -> torch.Tensor:
+    sizes, factors = size and [*size, 1], factors and [*factors, 1.0]
+    return aten.upsample_nearest2d.vec(x.unsqueeze(-1), sizes, factors).squeeze(-1)
 
 
 def _resize_volume(
@@ -207,7 +240,10 @@ def _tables() -> tuple[Rules, Rules]:
         table[operator] = _adaptive_mean
         ours.add(operator)
     for operator, rule in (
+        (aten.max_pool1d.default, _max_pool_line),
+        (aten.avg_pool1d.default, _average_pool_line),
         (aten.upsample_linear1d.vec, _resize_line),
+        (aten.upsample_nearest1d.vec, _repeat_line),
         (aten.upsample_trilinear3d.vec, _resize_volume),
     ):
         table[operator] = rule

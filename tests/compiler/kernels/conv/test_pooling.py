@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from tvm import relax
 
+from tests.compiler import programs
 from tests.compiler.kernels.kernels import TARGETS, build, check, random, widest_vector
 from tests.pairs import pairs
 
@@ -95,3 +97,10 @@ def test_global_average():
         [random(1, 7, 7, 40)],
         rule="column reduction",
     )
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool1d(3, 2, 1), nn.AvgPool1d(2)], ids=str)
+def test_pools_of_sequences_have_the_layout_of_convolutions(pool: nn.Module):
+    module = nn.Sequential(nn.Conv1d(8, 32, 5), nn.ReLU(), pool, nn.Conv1d(32, 16, 3))
+    artifact = programs.check(module, torch.randn(2, 8, 40))
+    assert "pooling" in artifact.report["kernels"].values()  # only channels last is scheduled so

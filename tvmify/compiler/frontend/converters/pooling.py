@@ -56,7 +56,7 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     return result, None
 
 
-@converts("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
+@converts("avg_pool2d.default", "avg_pool3d.default")
 def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     rank = int(str(node.target).split("avg_pool")[1][0])
     shape = importer.shape(node.args[0])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tvm import relax, s_tir
+from tvm import relax, s_tir, te
 from tvm.ir import Call, Expr
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
@@ -29,7 +30,7 @@ from tvmify.compiler.kernels.common.loops import (
 )
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
-from tvmify.compiler.kernels.conv import depthwise
+from tvmify.compiler.kernels.conv import depthwise, few_outputs
 from tvmify.compiler.kernels.conv import template as direct
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.implicit import Implicit
@@ -70,6 +71,8 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     inside = sizes.Variables().of(map(sizes.simplified, out))
     of_any_size = not sizes.is_static(*out[1:])
     machine = Microarchitecture.current()
+    if few_outputs.is_faster(convolution, machine):
+        return _few_outputs(builder, convolution, data, weight, inside)
     if convolution.is_depthwise:
         template, pack = depthwise.template(
             convolution.image, inside, window, convolution.dtype, machine
@@ -97,6 +100,26 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     return builder.call_te(
         template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
     )
+
+
+def _few_outputs(
+    builder: relax.BlockBuilder,
+    convolution: Convolution,
+    data: Expr,
+    weight: Expr,
+    inside: Sequence[Any],
+) -> Expr:
+    """Multiply all pixels, and add up windows of the products."""
+    weight = few_outputs.as_product(builder, convolution, weight)
+    products = relax.op.nn.conv2d(data, weight, data_layout="NHWC", kernel_layout="OHWI")
+    products = builder.emit(legalize(builder, builder.normalize(products)))
+
+    def template(products: te.Tensor) -> te.Tensor:
+        return few_outputs.sums(convolution, inside, products)
+
+    if sizes.is_static(*convolution.out[1:]):
+        return builder.call_te(template, products, primfunc_name_hint="window_sums")
+    return call_template(builder, template, [products], convolution.out, inside, "window_sums")
 
 
 def _described(call: Call) -> Convolution | None:
