@@ -40,6 +40,12 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Seed what a file draws when it is imported: the same data whichever files are run."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

@@ -182,7 +182,6 @@ def test_warm_up_refuses_what_is_no_call(signature: Any) -> None:
         assert fast.cache_info().misses == 0
 
 
-
 def test_warm_up_wants_a_method(coder: Any) -> None:
     with torch.no_grad():
         coder.warmup([(3, 4)], method="encode")
