@@ -206,6 +206,27 @@ def test_parts_of_a_concatenation_are_loops_under_a_condition_on_values(n_parts)
     assert all(len(loop.body.block.reads) == 2 for loop in vectors)
 
 
+def test_a_border_of_ones_is_a_condition_that_turns_twice():
+    """As where a model marks what it has padded: three pieces, not two."""
+
+    def bordered(x):
+        def element(row, column):
+            inside = tirx.all(column >= 1, column < 17)
+            return tirx.if_then_else(inside, x[row, column - 1], tirx.const(0.0))
+
+        return te.compute((2, 19), element)
+
+    def describe(builder, x):
+        ones = builder.emit(op.full((2, 16), relax.const(1.0)))
+        inside = builder.emit(op.greater(builder.emit_te(bordered, ones), relax.const(0.0)))
+        return op.where(inside, builder.emit_te(bordered, x), relax.const(0.5))
+
+    def expected(x):
+        return np.pad(x, ((0, 0), (1, 2)), constant_values=0.5)
+
+    check(describe, expected, [random(2, 16)], rule="elementwise")
+
+
 @pytest.mark.parametrize(("columns", "unrolled"), [(10, []), (20, [2])])
 def test_only_loops_that_decide_conditions_are_unrolled(columns, unrolled):
     """As where a weight is packed for a matrix product, its columns padded to whole vectors."""

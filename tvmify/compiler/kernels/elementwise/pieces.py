@@ -43,6 +43,11 @@ _COMPARISONS = {
     tirx.GT: operator.gt,
     tirx.GE: operator.ge,
 }
+#: What keeps the order of places, if one of its operands is a constant.
+_MONOTONE = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max, tirx.Cast),
+    *(tirx.Var, tirx.IntImm, tirx.FloatImm),
+)
 
 
 def split_rows(
@@ -169,6 +174,8 @@ def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
             continue  # of values
         if uses(condition, others) or "%" in text:
             return None  # of more than the place in the row
+        if not _turns_once(condition, last):
+            continue
         if text not in known:
             known[text] = _turn(condition, last, length)
         turns[condition] = known[text]
@@ -249,6 +256,23 @@ def _comparisons(value: Expr) -> list[Expr]:
 
     substitute(value, visit)
     return found
+
+
+def _turns_once(condition: Expr, axis: tirx.Var) -> bool:
+    """Whether both sides of a comparison only rise or only fall along an axis. One that contains
+    another condition need not: a border of zeros around ones rises and falls.
+    """
+    uses_of_axis, others = [], []
+
+    def visit(node: Expr) -> Expr | None:
+        if node.same_as(axis):
+            uses_of_axis.append(node)
+        elif not isinstance(node, (*_COMPARISONS, *_MONOTONE)):
+            others.append(node)
+        return None
+
+    substitute(condition, visit)
+    return len(uses_of_axis) == 1 and not others
 
 
 def _turn(condition: Expr, axis: tirx.Var, length: int) -> _Turn:
