@@ -61,7 +61,17 @@ ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
     "a filling in place": lambda x, f: (x + 1).masked_fill_(x > 0.5, f) * 2,
     "a threshold": lambda x, f: torch.nn.functional.threshold(x, f, -f) * 2,
     "a slope": lambda x, f: torch.nn.functional.leaky_relu(x, f) * 2,
+    "a remainder": lambda x, f: x % f + torch.fmod(x, f),
+    "a whole quotient": lambda x, f: x // f + torch.div(x, -f, rounding_mode="trunc"),
+    "a border": lambda x, f: torch.nn.functional.pad(x, (1, 2, -1, 1), value=f),
+    "elements": lambda x, f: _marked(x * 2, f) + torch.zeros_like(x).fill_(f),
+    "a magnitude": lambda x, f: x * abs(f) * abs(-f),
 }
+
+
+def _marked(x: torch.Tensor, f: float) -> torch.Tensor:
+    x[1:, ::2] = f
+    return x
 
 
 def _assigned(x: torch.Tensor, f: float) -> torch.Tensor:
@@ -92,6 +102,14 @@ WEIGHTED: dict[str, Callable[[Any, float], Any]] = {
     "alpha": lambda x, f: torch.add(x, x.flip(1), alpha=f).sub(x.cos(), alpha=f),
     "alpha in place": lambda x, f: (x + 1).add_(x.flip(1), alpha=f),
     "value": lambda x, f: torch.addcmul(x, x.flip(1), x.cos(), value=f).addcdiv_(x, x + 3, value=f),
+    "an average": lambda x, f: x.mul(f).add(x.cos(), alpha=1 - f),
+    "a power": lambda x, f: (x + 1) ** f + torch.pow(x.abs(), exponent=0.5 * f),
+    "an exponential": lambda x, f: abs(f) ** x,
+    "a square": lambda x, f: torch.exp(-(x**2) / (2 * f**2)),
+    "elu": lambda x, f: nn.functional.elu(x, f) + nn.functional.elu(x, alpha=f),
+    "softplus": lambda x, f: nn.functional.softplus(x, f, threshold=1),
+    "normalize": lambda x, f: nn.functional.normalize(x, dim=1, eps=f),
+    "attention": lambda x, f: nn.functional.scaled_dot_product_attention(x, x, x, scale=f),
     "weight": lambda x, f: torch.lerp(x, x.flip(1), f) + x.lerp(x.cos(), weight=f),
 }
 
@@ -133,7 +151,7 @@ CONTROL: dict[str, Callable[[Any, float], Any]] = {
     "equality": lambda x, f: x * 2 if f == 0.1 else x + 1,
     "membership": lambda x, f: x * 2 if f in (0.1, 0.3) else x + 1,
     "shape": lambda x, f: x.repeat(int(f * 10), 1) + 1,
-    "power": lambda x, f: (x + 1) ** f,
+    "power": lambda x, f: x * f**3,
     "rounding": lambda x, f: x + round(f),
     "text": lambda x, f: x * len(f"{f}"),
     "an operator's attribute": nn.functional.celu,
@@ -206,6 +224,7 @@ INT_ARITHMETIC: dict[str, Callable[[Any, int], Any]] = {
     "x / (t + 0.5)": lambda x, t: x / (t + 0.5),
     "t / x": lambda x, t: t / (x.abs() + 1),
     "x / -t": lambda x, t: x / -t,
+    "x % t": lambda x, t: (x % t + x // t) * abs(t),
     "a step": lambda x, t: x * torch.tensor([t], dtype=torch.int64),
     "a full tensor": lambda x, t: x * torch.full((4,), t, dtype=torch.float32),
 }

@@ -179,7 +179,7 @@ def _fitting(value: Any, dtype: torch.dtype) -> torch.Tensor:
     """
     if not isinstance(value, Number):
         return torch.full((), value, dtype=dtype)  # or eager's error
-    is_wide = isinstance(value, Float) and not value.is_argument
+    is_wide = isinstance(value, Float) and not value.fits
     is_known = dtype is torch.float64 or (dtype is torch.float32 and not is_wide)
     if isinstance(value, Int):
         is_known |= dtype is torch.int64 or (dtype is torch.int32 and value.bound <= LARGEST_INT)
@@ -202,11 +202,110 @@ def _filled(item: Any, items: Sequence[Any], dtype: torch.dtype | None) -> torch
     return item.tensor.to(dtype)
 
 
+def _with_number(
+    function: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """Return a function of a tensor of floats and a number, which becomes a tensor."""
+
+    def take(input: Any, other: Any, **others: Any) -> torch.Tensor:
+        tensor = input if isinstance(input, torch.Tensor) else other
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            refuse(input, other)
+        pair = (x if x is tensor else _fitting(x, tensor.dtype) for x in (input, other))
+        return function(*pair, **others)
+
+    return take
+
+
+def _pow(input: Any, exponent: Any) -> torch.Tensor:
+    if not isinstance(exponent, (Float, torch.Tensor)):
+        refuse(input, exponent)  # a small int, for which there is faster code
+    result = _with_number(torch.pow)(input, exponent)
+    if isinstance(exponent, torch.Tensor):
+        return result
+    # As in eager: the square root of minus infinity is NaN.
+    return torch.where(exponent.tensor == 0.5, input.sqrt(), result)
+
+
+def _rounded_quotient(
+    input: Any, other: Any, *, rounding_mode: str | None = None, **others: Any
+) -> torch.Tensor:
+    if rounding_mode is None:
+        return torch.div(input, other, **others)
+    return _with_number(torch.div)(input, other, rounding_mode=rounding_mode)
+
+
+def _elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> torch.Tensor:
+    if not input.is_floating_point():
+        refuse(alpha)  # eager raises an error
+    result = torch.where(input > 0, input, torch.expm1(input) * _fitting(alpha, input.dtype))
+    return input.copy_(result) if inplace else result
+
+
+def _softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> torch.Tensor:
+    if not input.is_floating_point():
+        refuse(beta, threshold)  # eager raises an error
+    beta, threshold = (_fitting(number, input.dtype) for number in (beta, threshold))
+    scaled = input * beta
+    return torch.where(scaled > threshold, input, scaled.exp().log1p() / beta)
+
+
+def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> torch.Tensor:
+    if mode != "constant" or numbers_in(pad):
+        refuse(pad, value)
+    inside = torch.nn.functional.pad(torch.ones_like(input, dtype=torch.bool), pad)
+    padded = torch.nn.functional.pad(input, pad)
+    return torch.where(inside, padded, _fitting(value, input.dtype))
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: bool = False,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if numbers_in([attn_mask, dropout_p]):
+        refuse(attn_mask, dropout_p, scale)
+    return torch.nn.functional.scaled_dot_product_attention(
+        query * _fitting(scale, query.dtype),
+        key,
+        value,
+        attn_mask,
+        dropout_p,
+        is_causal,
+        scale=1.0,
+        enable_gqa=enable_gqa,
+    )
+
+
+def _normalize(
+    input: Any, p: Any = 2.0, dim: Any = 1, eps: Any = 1e-12, out: Any = None
+) -> torch.Tensor:
+    if numbers_in([p, dim]) or out is not None:
+        refuse(p, dim, eps)
+    length = input.norm(p, dim, keepdim=True)
+    return input / _clamp(length, min=eps).expand_as(input)
+
+
+def _fill(input: Any, value: Any) -> torch.Tensor:
+    return input.copy_(_fitting(value, input.dtype))
+
+
+def _set_item(input: Any, index: Any, value: Any) -> None:
+    if numbers_in(index):
+        refuse(index, value)
+    input[index] = _fitting(value, input.dtype)
+
+
 def _clamp_max(input: Any, max: Any) -> torch.Tensor:
     return _clamp(input, max=max)
 
 
-_TAKING: dict[Any, Callable[..., torch.Tensor]] = {
+_TAKING: dict[Any, Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
     torch.full: _full,
@@ -216,7 +315,27 @@ _TAKING: dict[Any, Callable[..., torch.Tensor]] = {
     torch.Tensor.where: lambda input, condition, other: _where(condition, input, other),
     torch.nn.functional.leaky_relu: _leaky_relu,
     torch.nn.functional.threshold: _threshold,
+    torch.nn.functional.elu: _elu,
+    torch.nn.functional.softplus: _softplus,
+    torch.nn.functional.pad: _pad,
+    torch.nn.functional.scaled_dot_product_attention: _attention,
+    torch.nn.functional.normalize: _normalize,
+    torch.Tensor.fill_: _fill,
+    torch.Tensor.__setitem__: _set_item,
 }
+for _names, _take in {
+    ("pow", "__pow__"): _pow,
+    ("remainder", "__mod__"): _with_number(torch.remainder),
+    ("fmod",): _with_number(torch.fmod),
+    ("floor_divide", "__floordiv__"): _with_number(torch.floor_divide),
+    ("div", "divide"): _rounded_quotient,
+}.items():
+    _TAKING |= {
+        getattr(place, name): _take
+        for name in _names
+        for place in (torch, torch.Tensor)
+        if hasattr(place, name)
+    }
 for _name, _take in {
     "add": _add,
     "sub": _sub,

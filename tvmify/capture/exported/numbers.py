@@ -12,6 +12,8 @@ from tvmify.signature import LARGEST_INT
 
 #: Integers up to here are exact in float64, and far from overflow in int64.
 _EXACT = 2**53
+#: Added to the largest number of float32 in double precision, this is lost.
+_LOST = 1e20
 
 
 class ValueNeeded(BaseException):
@@ -111,12 +113,20 @@ class Number:
     def __ge__(self, other: Any) -> Any:
         return _compared(torch.le, other, self)
 
+    def __pow__(self, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return torch.pow(self, other)  # type: ignore[call-overload]  # `number_operators` has it
+        # Where a float may not fit, Python may raise an error.
+        fits = self.fits if isinstance(self, Float) else True
+        is_square = type(other) is int and other == 2 and fits
+        return _compute(torch.mul, self, self) if is_square else self._needed()
+
     __hash__ = _needed
     __bool__ = __float__ = __int__ = __index__ = __round__ = __trunc__ = _needed
-    __pow__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _needed
+    __abs__ = __rpow__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = _needed
     __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = _needed
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _needed
-    __divmod__ = __rdivmod__ = __abs__ = __floor__ = __ceil__ = _needed
+    __divmod__ = __rdivmod__ = __floor__ = __ceil__ = _needed
     __str__ = __format__ = _needed  # type: ignore[assignment]
 
 
@@ -128,8 +138,8 @@ class Float(Number):
     is_product
         Whether it is the result of a product. Nothing may be added to it in float64: LLVM would
         fuse the two and round once less than eager.
-    is_argument
-        Whether it is an argument, or minus one: it fits into float32 if it is finite.
+    fits
+        Whether it fits into float32 if it is finite, as arguments do.
     """
 
     # isinstance(scale, float) must be true, as in eager
@@ -140,14 +150,17 @@ class Float(Number):
         tensor: torch.Tensor,
         places: frozenset[int],
         is_product: bool = False,
-        is_argument: bool = True,
+        fits: bool = True,
     ) -> None:
         super().__init__(tensor, places)
         self.is_product = is_product
-        self.is_argument = is_argument
+        self.fits = fits
+
+    def __abs__(self) -> Float:
+        return Float(self.tensor.abs(), self.places, self.is_product, self.fits)
 
     def __neg__(self) -> Float:
-        return Float(-self.tensor, self.places, self.is_product, self.is_argument)
+        return Float(-self.tensor, self.places, self.is_product, self.fits)
 
 
 class Int(Number):
@@ -166,6 +179,9 @@ class Int(Number):
     ) -> None:
         super().__init__(tensor, places)
         self.bound = bound
+
+    def __abs__(self) -> Int:
+        return Int(self.tensor.abs(), self.places, self.bound)
 
     def __neg__(self) -> Int:
         return Int(-self.tensor, self.places, self.bound)
@@ -253,7 +269,20 @@ def _of_floats(function: Callable[..., Any], left: Any, right: Any) -> Float:
     pair = [_bare(value) for value in (left, right)]
     pair = [x.to(torch.float64) if isinstance(x, torch.Tensor) else float(x) for x in pair]
     compute = operator.truediv if is_division else _OF_PYTHON[function]
-    return Float(compute(*pair), _places(left, right), is_product, is_argument=False)
+    fits = _fits(function, left, right)
+    return Float(compute(*pair), _places(left, right), is_product, fits)
+
+
+def _fits(function: Callable[..., Any], left: Any, right: Any) -> bool:
+    """Whether the result of a number and a constant fits into float32 as the number does."""
+    number, constant = (left, right) if isinstance(left, Float) else (right, left)
+    if not (isinstance(number, Float) and number.fits) or isinstance(constant, Number):
+        return False
+    if function is torch.mul:
+        return abs(constant) <= 1
+    if function is torch.div:
+        return abs(constant) >= 1
+    return abs(constant) <= _LOST
 
 
 def _is_exact(value: Any) -> bool:
