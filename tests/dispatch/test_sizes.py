@@ -288,6 +288,51 @@ def test_a_size_that_becomes_a_number_in_translation_is_a_guard() -> None:
     assert "s2 == 8" in str(fast.explain())
 
 
+class Masked(Encoder):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, y: torch.Tensor) -> Any:  # type: ignore[override]
+        return self.layer(x, src_key_padding_mask=mask), y.t(), y[1:] * 2
+
+
+def test_sizes_that_become_equal_in_translation_are_one() -> None:
+    """PyTorch records the fast path without asking whether the mask fits. The symbols of the last
+    argument, of which a view is returned, get other names.
+    """
+    torch.manual_seed(0)
+    module = Masked()
+    fast = compiled(module, dynamic=True)
+    for batch, length, rows in ((5, 20, 3), (7, 16, 9), (4, 30, 4)):
+        mask = torch.arange(length).expand(batch, -1) >= length - 2
+        check(fast, module, drawn(batch, length, 16), mask, drawn(rows, 5))
+    assert fast.cache_info().entries == 1
+    assert "(float32[s0, s1, 16] cpu, bool[s0, s1] cpu, float32[s2, s3] cpu)" in str(fast.explain())
+
+
+class Attends(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+def test_attention_of_any_number_of_features() -> None:
+    fast = compiled(Attends(), dynamic=True)
+    for shape in ((2, 7, 4), (3, 5, 3), (2, 2, 9)):
+        check(fast, Attends(), drawn(*shape))
+    assert fast.cache_info().builds == 1
+
+
+class Rounds(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        length = x.size(0)
+        parts = math.floor(length * 0.75 - 0.5), math.ceil(length / 3 - 0.25)
+        return [x.new_zeros(part) for part in parts], x * 2
+
+
+def test_rounded_lines_of_a_size_are_exact() -> None:
+    fast = compiled(Rounds(), dynamic=True)
+    for length in range(9, 30):
+        check(fast, Rounds(), drawn(length))
+    assert fast.cache_info().builds == 1
+
+
 def test_channels_of_volumes_are_not_symbols_at_first() -> None:
     module = nn.MaxPool3d(2)
     fast = compiled(module, dynamic=True)
@@ -296,12 +341,12 @@ def test_channels_of_volumes_are_not_symbols_at_first() -> None:
     assert fast.cache_info().builds == 1
 
 
+@pytest.mark.parametrize("axes", [(0, 2), (0, 1, 2)])
 @pytest.mark.parametrize("pool", [nn.MaxPool1d(3, 2), nn.AvgPool1d(3, 2)], ids=str)
-def test_pools_of_sequences_of_any_length(pool: nn.Module) -> None:
-    lengths = {0: Dim.AUTO, 2: Dim.AUTO}
-    fast = compiled(pool, dynamic_shapes=(lengths,))
+def test_pools_of_sequences_of_any_length(pool: nn.Module, axes: tuple[int, ...]) -> None:
+    fast = compiled(pool, dynamic_shapes=(dict.fromkeys(axes, Dim.AUTO),))
     for batch, length in ((3, 17), (5, 8), (2, 20)):
-        check(fast, pool, drawn(batch, 4, length))
+        check(fast, pool, drawn(batch, 4 if len(axes) < 3 else batch, length))
     assert fast.cache_info().builds == 1
 
 

@@ -16,6 +16,7 @@ from tvmify.torch_compat.sizes_as_arguments import KeepingSizes
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "linspace": lambda x: x + torch.linspace(-1, 2, x.size(0))[:, None, None],
     "centres": lambda x: torch.linspace(0.5, x.size(2) - 0.5, x.size(2), dtype=torch.float64),
+    "pixels": lambda x: torch.arange(-1.5, x.size(2)) / x.size(2),
     "operator": lambda x: torch.ops.aten.linspace(0, 1, x.size(1)) + x.sum(),
     "hann": lambda x: x * torch.hann_window(x.size(2)),
     "hamming": lambda x: x * torch.hamming_window(x.size(2), periodic=False),
@@ -31,6 +32,11 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "broadcast": lambda x: torch.take_along_dim(x, x[:1].argsort(1), dim=-2),
     "kron": lambda x: torch.kron(x, x[0, :2, :3]),
     "one hot": lambda x: F.one_hot(x.argmax(1), x.size(1)),
+    "a diagonal": lambda x: x[0].clone().fill_diagonal_(0.5) + x[1].clone().fill_diagonal_(-1),
+    "a lower triangle": lambda x: torch.tril_indices(x.size(2), x.size(2), offset=-1),
+    "a lower triangle with its diagonal": lambda x: torch.tril_indices(x.size(1), x.size(1)),
+    "an upper triangle": lambda x: torch.triu_indices(x.size(2), x.size(2), 1, dtype=torch.int32),
+    "an upper triangle with its diagonal": lambda x: torch.triu_indices(x.size(0), x.size(0)),
     "affine": lambda x: F.affine_grid(
         x[:, :2, :3] * 1, [x.size(0), 3, x.size(1), x.size(2)], align_corners=False
     ),

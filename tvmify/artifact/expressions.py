@@ -203,8 +203,8 @@ def symbols_of(expression: Size | Condition) -> set[str]:
     return {expression} if isinstance(expression, str) else set()
 
 
-def renamed(expression: Any, names: Mapping[str, str]) -> Any:
-    """Return a size or a condition with other names for its symbols.
+def renamed(expression: Any, names: Mapping[str, Size]) -> Any:
+    """Return a size or a condition with other names or sizes for its symbols.
 
     Raises
     ------

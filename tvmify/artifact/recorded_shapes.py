@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
+from math import frexp, lcm
 from typing import TYPE_CHECKING, Any
 
 import sympy
@@ -12,7 +13,7 @@ from sympy.logic import boolalg
 from torch.export.graph_signature import InputKind
 from torch.utils._sympy import functions
 
-from tvmify.artifact.expressions import Condition, Size, Term, renamed
+from tvmify.artifact.expressions import Condition, Size, Term, renamed, symbols_of
 from tvmify.artifact.shapes import Axis, Shapes, Symbol, canonical_names
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import identity_of
@@ -148,24 +149,43 @@ def size_of_expression(expression: Any, names: Mapping[str, str]) -> Size:
 
 
 def with_later_guards(shapes: Shapes, program: ExportedProgram) -> Shapes:
-    """Return the shapes that a program serves after its translation, which may have added guards.
+    """Return the shapes that a program serves after its decomposition or translation, which may
+    have added guards.
 
-    Where it has made a symbol a number, a guard says so.
+    Where this has made a symbol a number, a guard says so. Where it has made two of them one, or
+    others have other names now, the sizes are those of now.
 
     Raises
     ------
     UnsupportedOperator
-        This left no symbol, or others have other names now; or two of them have become one.
+        No symbol is left.
     """
     later = recorded_shapes(program, {})
-    sizes = [] if later is None else list(_paired(shapes, later))
-    is_known = all(a == b for a, b in sizes if isinstance(a, str) and isinstance(b, str))
-    if later is None or not is_known:
+    if later is None:
         raise UnsupportedOperator(["aten.sym_size.int"], "a symbolic size became a constant")
-    equal = (Condition("==", pair) for pair in sizes if pair[0] != pair[1])
+    pairs = list(_paired(shapes, later))
+    if any(a != b for a, b in pairs if isinstance(a, str) and isinstance(b, str)):
+        return _narrowed(shapes, later, dict(reversed(pairs)))
+    equal = (Condition("==", pair) for pair in pairs if pair[0] != pair[1])
     guards = {str(guard): guard for guard in (*shapes.guards, *later.guards, *equal)}
     ordered = tuple(guard for _, guard in sorted(guards.items()))
     return Shapes(shapes.symbols, shapes.leaves, ordered, shapes.hints)
+
+
+def _narrowed(shapes: Shapes, later: Shapes, became: Mapping[Any, Size]) -> Shapes:
+    """Return the sizes of `later` with the guards, ranges and hints of both."""
+    given = {symbol.name: symbol for symbol in later.symbols}
+    hints = dict(zip(given, later.hints, strict=True))
+    for symbol, hint in reversed(list(zip(shapes.symbols, shapes.hints, strict=True))):
+        name = became[symbol.name]
+        if isinstance(name, str):
+            lower, upper = given[name].lower, given[name].upper
+            given[name] = Symbol(name, max(symbol.lower, lower), min(symbol.upper, upper))
+            hints[name] = hint
+    for name, symbol in given.items():
+        hints[name] = min(max(hints[name], symbol.lower), symbol.upper)
+    guards = [*later.guards, *(renamed(guard, became) for guard in shapes.guards)]
+    return Shapes.canonical(given.values(), later.leaves, filter(symbols_of, guards), hints)
 
 
 def _paired(before: Shapes, after: Shapes) -> Iterator[tuple[Size, Size]]:
@@ -264,32 +284,55 @@ def _size(expression: Any) -> Size:
 
 
 def _rounded_quotient(expression: Any) -> Size | None:
-    """Return what `int(n / 3)`, `int(n * 0.75)` or their `math.ceil` are in whole numbers.
+    """Return what `int(n / 3)`, `int(n * 0.75)` or `math.ceil(n - 0.5)` are in whole numbers.
 
     None if it is something else, or the float that is rounded may not be on the same side of a
-    whole number as the quotient: for a single size, which has 31 bits, and a divisor of a few, it
-    is.
+    whole number as the quotient: for a single size, which has 31 bits, and numbers of a few, it is.
     """
     if type(expression) not in (functions.TruncToInt, functions.FloorToInt, functions.CeilToInt):
         return None
-    factor: Fraction
-    match expression.args[0]:
+    if (line := _line(expression.args[0])) is None:
+        return None
+    size, factor, more = line
+    if abs(factor) == 1 and not more:  # as of the elements of `arange(n - 1, -1, -1.0)`
+        return _size(sympy.expand(size * int(factor)))
+    divisor = lcm(factor.denominator, more.denominator)
+    count, rest = int(factor * divisor), int(more * divisor)
+    if not isinstance(size, sympy.Symbol) or max(count, abs(rest), divisor) >= 2**16:
+        return None
+    if count <= 0 or (isinstance(expression, functions.TruncToInt) and 2 * count + rest < 0):
+        return None
+    if isinstance(expression, functions.CeilToInt):
+        rest += divisor - 1
+    if count % divisor == 0:
+        count, rest, divisor = count // divisor, rest // divisor, 1
+    found = _size(size) if count == 1 else Term("*", (count, _size(size)))
+    if rest:
+        found = Term("+", (found, rest))
+    return found if divisor == 1 else Term("//", (found, divisor))
+
+
+def _line(expression: Any) -> tuple[Any, Fraction, Fraction] | None:
+    """Return the size, the factor and the summand of a float computed from one size."""
+    match expression:
+        case functions.ToFloat(args=(size,)):
+            return size, Fraction(1), Fraction(0)
         case functions.IntTrueDiv(args=(size, sympy.Integer() as divisor)) if divisor > 0:
-            factor = Fraction(1, int(divisor))
-        case functions.FloatTrueDiv(
-            args=(functions.ToFloat(args=(size,)), sympy.Float() as divisor)
-        ) if abs(float(divisor)) == 1:  # as of the elements of `arange(n - 1, -1, -1.0)`
-            return _size(sympy.expand(size if divisor > 0 else -size))  # type: ignore[operator]
-        case sympy.Mul(args=(sympy.Float() as number, functions.ToFloat(args=(size,)))):
-            factor = Fraction(float(number))
+            return size, Fraction(1, int(divisor)), Fraction(0)
+        case functions.FloatTrueDiv(args=(inner, sympy.Float() as divisor)) if (
+            abs(frexp(float(divisor))[0]) == 0.5  # a power of two, by which division is exact
+        ):
+            number, summand = 1 / Fraction(float(divisor)), Fraction(0)
+        case sympy.Mul(args=(sympy.Float() as factor, inner)):
+            number, summand = Fraction(float(factor)), Fraction(0)
+        case sympy.Add(args=(sympy.Float() as more, inner)):
+            number, summand = Fraction(1), Fraction(float(more))
         case _:
             return None
-    if not isinstance(size, sympy.Symbol) or factor <= 0 or max(factor.as_integer_ratio()) >= 2**16:
+    if (line := _line(inner)) is None:
         return None
-    count = _size(size) if factor.numerator == 1 else Term("*", (factor.numerator, _size(size)))
-    if isinstance(expression, functions.CeilToInt):
-        count = Term("+", (count, factor.denominator - 1))
-    return Term("//", (count, factor.denominator))
+    size, factor, more = line
+    return size, factor * number, more * number + summand
 
 
 def _condition(expression: Any) -> Condition:

@@ -83,9 +83,11 @@ def compile(
     # Deprecations inside torch and TVM do not concern the user, and must not fail under -W error.
     with _ONE_AT_A_TIME, silenced():
         try:
-            is_symbolic = settings.shapes is not None
-            decomposed = _decompose(program, stages, is_kept=is_symbolic)
-            tuning = None if is_symbolic else tuning  # it is for one size
+            decomposed = _decompose(program, stages, is_kept=settings.shapes is not None)
+            if settings.shapes is not None:
+                tuning = None  # it is for one size
+                narrowed = with_later_guards(settings.shapes, decomposed.program)
+                settings = dataclasses.replace(settings, shapes=narrowed)
             with _known_sizes(settings.shapes):
                 return _compile(decomposed, target, settings, stages, tuning, threads)
         except NotCompiled:

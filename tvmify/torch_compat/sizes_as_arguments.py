@@ -65,6 +65,26 @@ def _linspace(
     return torch.where(index < steps // 2, rising, falling)
 
 
+def _arange(
+    start: Any,
+    end: Any = None,
+    step: Any = 1,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    **others: Any,
+) -> Any:
+    """Count the centres of pixels, which begin at a half, as whole numbers and a fraction."""
+    dtype = dtype or torch.get_default_dtype()
+    known = type(start) is float, isinstance(end, torch.SymInt), step == 1, dtype in _EXACT
+    if not all(known) or start.is_integer() or any(others.values()):
+        return NotImplemented
+    whole = math.floor(start)
+    # As PyTorch's kernel, in double precision.
+    return (torch.arange(whole, end, device=device).double() + (start - whole)).to(dtype)
+
+
 def _window(mean: float) -> Callable[..., Any]:
     def window(
         window_length: Any,
@@ -191,15 +211,53 @@ def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool | None = No
         return decomposition_table[operator](theta, list(size), bool(align_corners))
 
 
+def _fill_diagonal(input: torch.Tensor, fill_value: Any, wrap: bool = False) -> Any:
+    if wrap or input.dim() != 2 or not input.is_floating_point():
+        return NotImplemented
+    row, column = (torch.arange(size, device=input.device) for size in input.shape)
+    return input.masked_fill_(row[:, None] == column, fill_value)
+
+
+def _triangle(is_upper: bool) -> Callable[..., Any]:
+    def indices(
+        row: Any,
+        col: Any,
+        offset: int = 0,
+        dtype: torch.dtype | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Any:
+        size, apart = row, offset if is_upper else -offset
+        is_part = identities_of([row]) == identities_of([col]) and apart >= 0
+        if not is_part or size <= apart:  # a guard
+            return NotImplemented
+        side = size - apart
+        place = torch.arange(side * (side + 1) // 2, device=device)
+        if is_upper:  # it is the lower one, read from its end
+            place = place.flip(0)
+        # The row of the lower triangle that has this place. Roots of squares are exact.
+        long = ((8 * place + 1).to(torch.float64).sqrt() - 1).div(2).long()
+        across = place - long * (long + 1) // 2
+        pair = [side - 1 - long, size - 1 - across] if is_upper else [long + apart, across]
+        return torch.stack(pair).to(dtype or torch.int64)
+
+    return indices
+
+
 #: Types in which PyTorch computes these functions without rounding to others.
 _EXACT = (torch.float32, torch.float64)
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "linspace": _linspace,
+    "arange": _arange,
     "hann_window": _window(0.5),
     "hamming_window": _window(0.54),
     "take_along_dim": _take_along_dim,
     "kron": _kron,
     "one_hot": _one_hot,
+    "fill_diagonal_": _fill_diagonal,
+    "tril_indices": _triangle(is_upper=False),
+    "triu_indices": _triangle(is_upper=True),
     "affine_grid": _affine_grid,
     "affine_grid_generator": _affine_grid,
     **{f"max_pool{rank}d": partial(_largest, rank=rank) for rank in (1, 2, 3)},

@@ -107,6 +107,8 @@ class _Recognizer:
             return None
         if is_transposed:
             value = self.transposed(value)
+        if _has_symbols((_sizes(scores.query)[-1], _sizes(value)[-1])):  # kernels know them
+            return None
         result = self.fused(product, self.viewed(value, scores.shape[:-2]), scores)
         result = self.viewed(result, _sizes(product)[:-2])
         return self.transposed(result) if is_transposed else result

@@ -15,6 +15,7 @@ from torch._export.utils import (
 )
 from torch.export import ExportedProgram, exported_program
 
+from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.compiler.frontend.checks import keep_checks
 from tvmify.compiler.frontend.constants import fold_constants
 from tvmify.compiler.frontend.decomposed_attention import recognize_attention
@@ -200,10 +201,12 @@ def decompose(program: ExportedProgram) -> Decomposed:
     refuse_other_devices(program)
     refuse_writes_to_lists(program)
     refuse_errors(program)
-    shared = sharing(program)
+    shared, names, recorded = sharing(program), symbol_names(program), program
     program = _in_core_aten(keep_checks(program, shared))
     fold_constants(program)
     recognize_attention(program)
+    if symbol_names(program) != names:  # some turned out to be equal, or constants
+        shared = sharing(recorded)
     forget_tensors(*fake_modes(program.graph))
     program._state_dict = {}
     return Decomposed(program, shared)

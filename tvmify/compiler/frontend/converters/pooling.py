@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +51,11 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
         )
     ]
     pool = relax.op.nn.max_pool2d if rank == 2 else relax.op.nn.max_pool3d
-    result = importer.emit(pool(x, size, stride, [*before, *after], dilation))
+
+    def pooled(images: relax.Expr) -> relax.Expr:
+        return pool(images, size, stride, [*before, *after], dilation)
+
+    result = importer.emit(_with_known_channels(importer, x, pooled))
     if len(shape) == rank + 1:
         result = importer.emit(relax.op.squeeze(result, [0]))
     return result, None
@@ -75,7 +80,11 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
         and not importer.argument(node, 4, "ceil_mode")
     ):
         # This form adopts the layout of its neighbours, and is scheduled.
-        return relax.op.nn.avg_pool2d(x, size, stride, padding * 2, count_include_pad=with_padding)
+        def averaged(images: relax.Expr) -> relax.Expr:
+            pool = relax.op.nn.avg_pool2d
+            return pool(images, size, stride, padding * 2, count_include_pad=with_padding)
+
+        return _with_known_channels(importer, x, averaged)
 
     def average_pool_of(image: te.Tensor) -> te.Tensor:
         offsets = [te.reduce_axis((0, k), f"k{i}") for i, k in enumerate(size)]
@@ -109,6 +118,18 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(out, mean, name="window_mean")
 
     return importer.emit_te(average_pool_of, x)
+
+
+def _with_known_channels(
+    importer: Importer, x: relax.Expr, pool: Callable[[relax.Expr], relax.Expr]
+) -> relax.Expr:
+    """Pool images; those with a symbolic number of channels as many images of one channel."""
+    batch, channels, *extents = sizes_of(x.ty.shape)
+    if is_static(channels):
+        return pool(x)
+    images = importer.emit(relax.op.reshape(x, [batch * channels, 1, *extents]))
+    result = importer.emit(pool(images))
+    return relax.op.reshape(result, [batch, channels, *sizes_of(result.ty.shape)[2:]])
 
 
 @converts(
