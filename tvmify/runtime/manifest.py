@@ -12,11 +12,11 @@ import hmac
 import json
 import zipfile
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tvmify.errors import ArchiveError, SaveError
+from tvmify.system.workers import Workers
 from tvmify.system.zip_records import AmbiguousArchive, Record, content, read_records
 
 FORMAT = 1
@@ -114,14 +114,11 @@ def _checked(file: BinaryIO, key: Any) -> dict[str, Any]:
         odd = sorted((set(records) - {root + _SIGNATURE}) ^ expected)
         raise ArchiveError(f"its records are not those that were saved: {', '.join(odd[:3])}")
     # Hashing releases the GIL, so threads hash several records in parallel.
-    with ThreadPoolExecutor(_READERS) as readers:
-        listed = [records[name] for name in document["records"]]
-        digests = readers.map(lambda record: _sha256(content(file, record)), listed)
-        for record, entry, digest in zip(
-            listed, document["records"].values(), digests, strict=True
-        ):
-            if entry != {"sha256": digest, "size": record.size}:
-                raise ArchiveError(f"its record {record.name} is damaged: copy the file again")
+    listed = [records[name] for name in document["records"]]
+    digests = Workers(_READERS).map(lambda record: _sha256(content(file, record)), listed)
+    for record, entry, digest in zip(listed, document["records"].values(), digests, strict=True):
+        if entry != {"sha256": digest, "size": record.size}:
+            raise ArchiveError(f"its record {record.name} is damaged: copy the file again")
     return document | {"signed": root + _SIGNATURE in records}
 
 

@@ -17,6 +17,7 @@ from tvm.tirx.build import codegen_build
 from tvmify import BuildError
 from tvmify.compiler.codegen import objects, scratch
 from tvmify.compiler.codegen.lowering import lower
+from tvmify.system.workers import Workers
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +31,8 @@ def module() -> Any:
                 vi = T.axis.spatial(4, i)
                 y[vi] = x[vi] * T.float32(2)
 
-    from concurrent.futures import ThreadPoolExecutor
-
     target = tvm.target.Target("llvm")
-    with ThreadPoolExecutor(1) as pool:
-        lowered, _ = lower(tvm.IRModule({"double": double}), target, pool)
+    lowered, _ = lower(tvm.IRModule({"double": double}), target, Workers(1))
     return codegen_build(lowered, target)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import tvm
 from tvm import relax
 
 from tests.compiler.kernels.kernels import AVX512, build, random
 from tvmify.compiler.codegen.lowering import lower
+from tvmify.system.workers import Workers
 
 
 def test_large_tiles_are_not_asked_of_the_runtime():
@@ -18,9 +17,7 @@ def test_large_tiles_are_not_asked_of_the_runtime():
     built = build(describe, [random(64, 32)], [random(32, 256, seed=1)], AVX512)
     kernel = built.kernel()
     assert "matmul_tile" in str(kernel)
-    with ThreadPoolExecutor(1) as pool:
-        lowered, _ = lower(
-            tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")}), AVX512, pool
-        )
+    named = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    lowered, _ = lower(named, AVX512, Workers(1))
     assert "alloc_local" in str(lowered)
     assert "AllocWorkspace" not in str(lowered)

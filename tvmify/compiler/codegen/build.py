@@ -6,7 +6,6 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from tvmify.compiler.codegen.objects import emit, is_whole_library
 from tvmify.compiler.cuda import kernels
 from tvmify.errors import BuildError
 from tvmify.system import toolchain, variables
-from tvmify.system.stack import large_stacks
+from tvmify.system.workers import Workers
 
 #: Bytes that a compiler may need in addition to object code and library.
 _ROOM = 1 << 18
@@ -74,18 +73,18 @@ def generate(
     ir_mod = vm_build._vmcodegen(builder, ir_mod, mode)
     host = target.host or target
     workers = threads or os.cpu_count() or 1
-    with large_stacks(), ThreadPoolExecutor(workers) as pool:
-        lowered, for_gpu = lower(ir_mod, target, pool)
-        functions = list(lowered.functions_items())
-        of_vm = [item for item in functions if item[0].name_hint.startswith(_OF_VM)]
-        others = [item for item in functions if not item[0].name_hint.startswith(_OF_VM)]
-        shares = [(others[i::workers], host) for i in range(workers)]
-        parts = [
-            (tvm.IRModule(dict(share), attrs=lowered.attrs), for_target)
-            for share, for_target in (*shares, (of_vm, _unoptimized(host)))
-            if share
-        ]
-        made = list(pool.map(lambda part: _compiled(*part), parts))
+    pool = Workers(workers)
+    lowered, for_gpu = lower(ir_mod, target, pool)
+    functions = list(lowered.functions_items())
+    of_vm = [item for item in functions if item[0].name_hint.startswith(_OF_VM)]
+    others = [item for item in functions if not item[0].name_hint.startswith(_OF_VM)]
+    shares = [(others[i::workers], host) for i in range(workers)]
+    parts = [
+        (tvm.IRModule(dict(share), attrs=lowered.attrs), for_target)
+        for share, for_target in (*shares, (of_vm, _unoptimized(host)))
+        if share
+    ]
+    made = pool.map(lambda part: _compiled(*part), parts)
     first, objects = made[0][0], [content for _, content in made]
     compiled = kernels.generate(for_gpu, target) if for_gpu is not None else None
     if compiled is not None:

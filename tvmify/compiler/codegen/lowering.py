@@ -5,7 +5,6 @@ LLVM: on one core, 6.8 of the 8.7 seconds that VGG-16 took to build.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import NamedTuple
 
 import tvm
@@ -26,6 +25,7 @@ from tvmify.compiler.codegen.spread_bits import SpreadBits
 from tvmify.compiler.codegen.sums_on_stack import SumsOnStack
 from tvmify.compiler.codegen.workarounds import BeforeLoops
 from tvmify.compiler.kernels.matmul.define_pairs import DefinePairs
+from tvmify.system.workers import Workers
 from tvmify.torch_compat.silence import silenced
 
 
@@ -36,7 +36,7 @@ class Lowered(NamedTuple):
     for_gpu: tvm.IRModule | None
 
 
-def lower(ir_mod: tvm.IRModule, target: tvm.target.Target, pool: Executor) -> Lowered:
+def lower(ir_mod: tvm.IRModule, target: tvm.target.Target, pool: Workers) -> Lowered:
     """Run TVM's own passes from schedules to LLVM's input.
 
     Parameters
@@ -72,7 +72,7 @@ def _of_each(
     ir_mod: tvm.IRModule,
     passes: Callable[[], list[tvm.transform.Pass]],
     target: tvm.target.Target,
-    pool: Executor,
+    pool: Workers,
 ) -> tvm.IRModule:
     """Run passes on each function separately, in the threads of a pool."""
 
