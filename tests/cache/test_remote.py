@@ -162,9 +162,16 @@ def test_oversized_entry_is_not_uploaded(url: str, monkeypatch: pytest.MonkeyPat
 # ------------------------------------------------------------------------------ what goes wrong
 
 
-def test_a_failing_remote_is_one_warning_and_then_a_pause(troubled: type[Troubled]) -> None:
-    troubled.error |= {"read": RuntimeError("no network"), "write": PermissionError("read only")}
-    shared = RemoteCache("troubled://user:secret@bucket")
+@pytest.mark.parametrize("url", ["user:secret@bucket", "user:a@secret@bucket", "bucket?sig=secret"])
+def test_a_failing_remote_is_one_warning_and_then_a_pause(
+    troubled: type[Troubled], url: str
+) -> None:
+    url = f"troubled://{url}"
+    troubled.error |= {
+        "read": RuntimeError(f"no network: {url}"),
+        "write": PermissionError("read only"),
+    }
+    shared = RemoteCache(url)
     with pytest.warns(TvmifyWarning, match="no network") as said:
         for _ in range(5):
             assert shared.load(KEY) is None

@@ -58,8 +58,13 @@ class RemoteCache:
 
     @property
     def name(self) -> str:
-        """The URL without its password, if it has one."""
-        return re.sub(r"//[^/@]*@", "//", self._url)
+        """The URL without its password and its query, which may be a signature."""
+        return self._without_secrets(self._url)
+
+    def _without_secrets(self, text: str) -> str:
+        _, _, query = self._url.partition("?")
+        text = text.replace(f"?{query}", "") if query else text
+        return re.sub(r"//[^/\s]*@", "//", text)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -106,7 +111,8 @@ class RemoteCache:
             self._fault(
                 "failed",
                 f"{what} failed and is retried after {self._pause:g} s; until then programs are "
-                f"kept on this machine only: {type(error).__name__}: {error}",
+                f"kept on this machine only: {type(error).__name__}: "
+                f"{self._without_secrets(str(error))}",
             )
         return None
 
