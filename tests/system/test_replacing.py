@@ -25,6 +25,14 @@ def test_errors_leave_only_the_old_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
+def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch(0o600)
+    with replacing(path) as file:
+        file.write(b"new")
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_devices_and_pipes_stay(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -16,11 +16,14 @@ from typing import BinaryIO
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file, which takes its place when it is complete; an error leaves the old one.
 
+    It has the mode of a file that it replaces.
+
     Raises
     ------
     OSError
         The file cannot be written, or its place is taken by a device or a pipe, such as /dev/null.
     """
+    mode = None
     with contextlib.suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
@@ -29,6 +32,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(f".tvmify-{secrets.token_hex(8)}")
     try:
         with temporary.open("x+b") as file:
+            if mode is not None and stat.S_ISREG(mode):  # a file closed to others stays so
+                os.fchmod(file.fileno(), stat.S_IMODE(mode) & 0o777)
             yield file
             file.flush()
             os.fsync(file.fileno())
