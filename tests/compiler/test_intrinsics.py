@@ -20,7 +20,25 @@ sigmoid sin sinh tan tanh""".split()
 _ODD = "asin asinh atan atanh erf expm1 log1p sin sinh tan tanh".split()
 _SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-45, -1e-45, 1.2e-38, 3.4e38, -3.4e38]
 #: Where exp overflows, becomes denormal and becomes zero; where functions change method.
-_EDGES = [88.7228, 88.73, -87.33, -87.4, -103.97, -104.1, 0.5, 2 / 3, 3.95, 4.0, 10.0, 65536, 65537]
+_EDGES = [
+    88.7228,
+    88.73,
+    -87.33,
+    -87.4,
+    -103.97,
+    -104.0,
+    -104.1,
+    -150.6,
+    -151.1,
+    -1e9,
+    0.5,
+    2 / 3,
+    3.95,
+    4.0,
+    10.0,
+    65536,
+    65537,
+]
 
 
 def _function(name):

@@ -31,9 +31,19 @@ def reduced(v: Lanes, x: Expr) -> tuple[Expr, Expr, Expr]:
 def exponential(v: Lanes, x: Expr, *, moderate: bool = False) -> Expr:
     """e**x for any x, or for x between -87 and 88 if it is known to be `moderate`."""
     # Beyond these bounds the result is infinite, or zero even among the denormal numbers.
-    whole, r, p = reduced(v, v.let(x) if moderate else v.clamp(x, -104.0, 89.0))
+    x = v.let(x) if moderate else v.clamp(x, -105.0, 89.0)
+    whole, r, p = reduced(v, x)
     mantissa = (p * r + v(1.0)) * r + v(1.0)
-    return mantissa * v.power_of_two(whole) if moderate else v.scaled(mantissa, whole)
+    if moderate:
+        return mantissa * v.power_of_two(whole)
+    return v.scaled(_unless_zero(v, x < v(-104.0), mantissa), whole)
+
+
+def _unless_zero(v: Lanes, is_zero: Expr, factor: Expr) -> Expr:
+    """Return 0 where the result is too small for any number, as that of a masked score. The
+    processor takes a hundred cycles to round such a product to zero.
+    """
+    return v.let(tirx.Select(is_zero, v(0.0), factor))
 
 
 def exponential_less_one(v: Lanes, x: Expr) -> Expr:
@@ -58,9 +68,10 @@ def _expm1(v: Lanes) -> Expr:
 
 
 def _exp2(v: Lanes) -> Expr:
-    x = v.clamp(v.x, -151.0, 129.0)
+    x = v.clamp(v.x, -152.0, 129.0)
     n, whole = v.whole(x)
-    return v.scaled(power_of_two_of(v, v.let(x - n)), whole)
+    power = power_of_two_of(v, v.let(x - n))
+    return v.scaled(_unless_zero(v, x < v(-151.0), power), whole)
 
 
 def power_of_two_of(v: Lanes, r: Expr) -> Expr:
@@ -81,11 +92,13 @@ def power_of_two_of(v: Lanes, r: Expr) -> Expr:
 def _sigmoid(v: Lanes) -> Expr:
     # 1 / (1 + m 2**n), above and below times 2**-h with h near n / 2: nothing overflows, and small
     # results keep their digits.
-    whole, r, p = reduced(v, v.let(v(0.0) - v.clamp(v.x, -104.0, 89.0)))
+    x = v.clamp(v.x, -105.0, 89.0)
+    whole, r, p = reduced(v, v.let(v(0.0) - x))
     mantissa = (p * r + v(1.0)) * r + v(1.0)
     half = v.let(whole >> v.integer(1))
     one = v.let(v.power_of_two(v.integer(0) - half))
-    return one / (mantissa * v.power_of_two(whole - half) + one)
+    above = _unless_zero(v, x < v(-104.0), one)
+    return above / (mantissa * v.power_of_two(whole - half) + one)
 
 
 def _tanh(v: Lanes) -> Expr:
