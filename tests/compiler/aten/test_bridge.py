@@ -105,6 +105,17 @@ def test_results_never_alias_arguments():
     torch.testing.assert_close(executed(artifact, program, x), program(x))
 
 
+def test_expanded_arguments_are_not_copied():
+    def program(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(4, 5).scatter_reduce(0, index[:, None].expand(-1, 5), x, "amax")
+
+    args = torch.randn(7, 5), torch.randint(0, 4, (7,))
+    artifact = compiled(program, *args)
+    assert artifact.report["bridged"] == {"aten.scatter_reduce.two": 1}
+    assert not any("broadcast" in name for name in artifact.report["kernels"])
+    torch.testing.assert_close(executed(artifact, program, *args), program(*args))
+
+
 def test_complex_results_are_refused():
     with pytest.raises(UnsupportedInput, match="complex64"):
         compiled(torch.fft.fft, torch.randn(8))

@@ -105,11 +105,11 @@ def bridge(
     The Relax value of the result; a tuple if there are several, with None for unused ones.
     """
     nodes = _tensor_nodes(node)
-    arguments = [env[n] for n in nodes] + ([] if after is None else [after])
+    arguments = [env[_source(n)] for n in nodes] + ([] if after is None else [after])
     results = _leaves(node.meta["val"])
     used = _used(node, len(results))
     shapes = {i: _shape_and_dtype(results[i], sizes) for i in used}
-    graph = _Graph(node, nodes, len(arguments), shapes)
+    graph = _Graph(node, nodes, len(arguments), shapes, sizes)
     types = [relax.TensorType(*shape) for shape in shapes.values()]
     ty = types[0] if len(types) == 1 else relax.TupleType(types)
     given = [relax.ShapeExpr(graph.sizes)] if graph.sizes else []
@@ -145,6 +145,15 @@ def _tensor_nodes(node: fx.Node) -> list[fx.Node]:
     return [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
 
 
+def _source(tensor: fx.Node) -> fx.Node:
+    """Return what a tensor is expanded from: PyTorch's kernels are faster if they see that."""
+    if tensor.target is not torch.ops.aten.expand.default:
+        return tensor
+    source = tensor.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
 def _shape_and_dtype(tensor: torch.Tensor, sizes: Sizes) -> tuple[list[Size], str]:
     shape = list(sizes(tensor))
     if tensor.dtype in PARTS:
@@ -168,6 +177,8 @@ class _Graph:
         How many the graph takes.
     results
         Shape and dtype of those that it returns, by their index.
+    shape_of
+        Returns the shape of a tensor.
 
     Attributes
     ----------
@@ -181,6 +192,7 @@ class _Graph:
         tensors: list[fx.Node],
         inputs: int,
         results: Mapping[int, tuple[list[Size], str]],
+        shape_of: Sizes,
     ) -> None:
         graph = self._graph = torch._C.Graph()
         self.sizes: list[Any] = []
@@ -189,6 +201,10 @@ class _Graph:
         for value, tensor in zip(given, tensors, strict=False):
             is_pair = tensor.meta["val"].dtype in PARTS
             known[tensor] = insert(graph, "aten::view_as_complex", [value])[0] if is_pair else value
+            if _source(tensor) is not tensor:
+                shape = self._numbers(list(shape_of(tensor.meta["val"])))
+                expanded = [known[tensor], shape, graph.insertConstant(False)]
+                known[tensor] = insert(graph, "aten::expand", expanded)[0]
         schema = operators.schema(node)
         arguments = operators.arguments(node)
         returned = _leaves(node.meta["val"])

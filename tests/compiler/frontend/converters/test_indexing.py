@@ -86,6 +86,8 @@ def test_reading_at_positions():
             "broadcast": lambda x, i, j: x[i[:, None], j],
             "select": lambda x, i, j: x.index_select(1, j),
             "gather": lambda x, i, j: x.gather(2, j.expand(4, 6, 3)),
+            "gather rows": lambda x, i, j: x.gather(0, i.view(3, 1, 1).expand(3, 6, 8)),
+            "gather of fewer": lambda x, i, j: x.gather(0, i.view(3, 1, 1).expand(3, 5, 8)),
             "one_hot": lambda x, i, j: F.one_hot(i, 4),
         },
         torch.randn(4, 6, 8),
@@ -108,6 +110,12 @@ def test_writing_at_positions():
             "scatter": lambda x, i, y: x.scatter(0, i.view(3, 1, 1).expand(3, 6, 8), y[:3]),
             "scatter_number": lambda x, i, y: x.scatter(1, i.view(1, 3, 1), 2.5),
             "scatter_add": lambda x, i, y: x.scatter_add(0, i.view(3, 1, 1).expand(3, 6, 8), y),
+            "scatter_add of fewer": lambda x, i, y: x.scatter_add(
+                0, i.view(3, 1, 1).expand(3, 6, 7), y
+            ),
+            "scatter_add elsewhere": lambda x, i, y: x.scatter_add(
+                1, i.view(1, 3, 1).expand(4, 3, 8), y
+            ),
             "index_put": lambda x, i, y: x.index_put((i,), y[0]),
             "accumulate": lambda x, i, y: x.index_put((i * 0 - 1, i), y[0, :3], accumulate=True),
             "masked": lambda x, i, y: x.masked_fill(x > 0, -1.0),
@@ -135,6 +143,8 @@ def test_out_of_range_position_raises(position: int):
 OUT_OF_RANGE = {
     "gather": lambda x, i: torch.gather(x, 1, i[None]),
     "gather of no axes": lambda x, i: x.sum().gather(0, i),
+    "gather rows": lambda x, i: x.gather(0, i[:, None].expand(2, 4)),
+    "scatter_add of rows": lambda x, i: x.scatter_add(0, i[:, None].expand(2, 4), x[:2]),
     "scatter": lambda x, i: x.scatter(1, i[None], x[:1, :2]),
     "one_hot": lambda x, i: F.one_hot(i, 4),
     "index_select": lambda x, i: x.index_select(0, i),

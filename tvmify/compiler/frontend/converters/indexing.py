@@ -17,7 +17,7 @@ from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
-from tvmify.compiler.sizes import Size, bounds, is_one, is_static, product, same_shape
+from tvmify.compiler.sizes import Size, bounds, is_one, is_static, product, same, same_shape
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -89,7 +89,11 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
         line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
         return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
+    line = _line(importer, index, axis, shape)  # type: ignore[arg-type]
+    at = positions(importer, line or index, source, axis, wrap=False)  # type: ignore[arg-type]
+    if line is not None:
+        at = importer.emit(relax.op.reshape(at, [importer.shape(index)[axis]]))
+        return importer.emit_te(take, importer.tensor(source), at, axis)
 
     def gathered(x: te.Tensor, where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -98,6 +102,23 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(where.shape, element, name="gather")
 
     return importer.emit_te(gathered, importer.tensor(source), at)
+
+
+def _line(importer: Importer, index: fx.Node, axis: int, shape: Sequence[Size]) -> fx.Node | None:
+    """Return what an index is expanded from, if it varies along one axis and covers all others, as
+    that of nodes in a graph whose features are gathered or scattered.
+    """
+    if index.target is not torch.ops.aten.expand.default:
+        return None
+    source, extents = index.args[0], importer.shape(index)
+    assert isinstance(source, fx.Node)
+    own = importer.shape(source)
+    own = [*[1] * (len(extents) - len(own)), *own]
+    others = [a for a in range(len(extents)) if a != axis]
+    is_line = same(own[axis], extents[axis]) and all(
+        same(own[a], 1) and same(extents[a], shape[a]) for a in others
+    )
+    return source if is_line else None
 
 
 @converts("index.Tensor")
@@ -187,8 +208,10 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     if not shape:
         raise UnsupportedOperator([str(node.target)], "the tensor has no axes")
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     extents = importer.shape(index)
+    # Whole rows are written at once, if they are rows of memory.
+    line = None if axis else _line(importer, index, axis, shape)  # type: ignore[arg-type]
+    at = positions(importer, line or index, source, axis, wrap=False)  # type: ignore[arg-type]
 
     def offsets(where: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -207,6 +230,9 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
     else:
         part = importer.emit(relax.op.full(list(extents), importer.tensor(values, dtype)))
     add = "add" in str(node.target)
+    if line is not None:
+        at = importer.emit(relax.op.reshape(at, extents[:1]))
+        return _write(importer, source, at, part, len(shape) - 1, add)
     return _write(importer, source, importer.emit_te(offsets, at, list(shape)), part, 0, add)
 
 
