@@ -325,3 +325,19 @@ def test_groups_of_images_of_any_size_without_padding():
     assert "conv2d" in program.rules
     for shape in ((2, 4, 7, 9), (3, 4, 16, 3)):
         symbolic.check(program, expected, [random(*shape, seed=3)], weights)
+
+
+def test_two_sequences_of_any_length_without_padding():
+    """A batch that is known is a factor of both terms of its number of rows."""
+    weights = [random(16, 16, 3, 1)]
+
+    def describe(builder, image, weight):
+        return op.nn.conv2d(image, weight, dilation=(2, 1))
+
+    def expected(image, weight):
+        return F.conv2d(*map(torch.from_numpy, (image, weight)), dilation=(2, 1)).numpy()
+
+    program = symbolic.build(describe, [((2, 16, "s0", 1), "float32")], weights, hint=8)
+    assert not any("failed" in outcome for outcome in program.report.values())
+    for length in (9, 16, 40):
+        symbolic.check(program, expected, [random(2, 16, length, 1, seed=3)], weights)
