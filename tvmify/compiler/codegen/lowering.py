@@ -15,6 +15,7 @@ from tvm.tirx.build import split_host_device_mods
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
 from tvmify.compiler.codegen.hide_extents import HideExtents
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
+from tvmify.compiler.codegen.join_indices import JoinIndices
 from tvmify.compiler.codegen.narrow_indices import NarrowIndices
 from tvmify.compiler.codegen.place_allocations import PlaceAllocations
 from tvmify.compiler.codegen.positive_sizes import PositiveSizes
@@ -104,6 +105,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         NarrowIndices(),
         BoolsAsBytes(),
         s_tir.transform.LoopPartition(),
+        JoinIndices(),
         tirx.transform.VectorizeLoop(),
         tirx.transform.StorageRewrite(),
         HoistConditions(),
