@@ -14,7 +14,6 @@ import fnmatch
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +96,7 @@ def loop_of(shape: Shape, cpu: str) -> Loop:
 
     from tvmify.compiler import pipeline
     from tvmify.compiler.codegen.lowering import lower
+    from tvmify.system.workers import Workers
     from tvmify.target import Target
 
     attributes: dict[str, Any] = {"mtriple": "aarch64-unknown-linux-gnu", "mcpu": cpu}
@@ -109,8 +109,7 @@ def loop_of(shape: Shape, cpu: str) -> Loop:
         if name not in outcomes or "pack" in name:
             continue
         ir_mod = tvm.IRModule({name: function.with_attr("global_symbol", name)})
-        with ThreadPoolExecutor(1) as pool:
-            lowered, _ = lower(ir_mod, target, pool)
+        lowered, _ = lower(ir_mod, target, Workers(1))
         assembly = codegen_build(lowered, target).inspect_source("s")
         loops.append(busiest(assembly, str(outcomes[name])))
     return max(loops, key=lambda loop: loop.multiply_adds)

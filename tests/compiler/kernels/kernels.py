@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,6 +20,7 @@ from tvmify.compiler.codegen.lowering import lower
 from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.runtime.native import cpu_features
+from tvmify.system.workers import Workers
 
 prepare_tvm()
 Array = np.ndarray[Any, Any]
@@ -110,8 +110,7 @@ def assembly(function: tirx.PrimFunc, target: tvm.target.Target) -> str:
 
 def lowered(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Take scheduled functions to LLVM's input."""
-    with ThreadPoolExecutor(2) as pool:
-        functions, for_gpu = lower(ir_mod, target, pool)
+    functions, for_gpu = lower(ir_mod, target, Workers(2))
     assert for_gpu is None
     return functions
 
