@@ -128,8 +128,6 @@ def lower(
         CancelTransposes(),
         relax.transform.DeadCodeElimination(),
         FoldBatchNorm(),
-        # ConvertLayout does not know the layout of what has a second name.
-        relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(),
         # Channels last: the layout that the convolution schedules are written for.
         relax.transform.ConvertLayout(

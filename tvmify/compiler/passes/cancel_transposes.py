@@ -43,6 +43,15 @@ class CancelTransposes(PyExprMutator):
     unary = frozenset(tvm.ir.Op.get(f"relax.{name}") for name in _UNARY)
     binary = frozenset(tvm.ir.Op.get(f"relax.{name}") for name in _BINARY)
 
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Leave no second name where a move is dropped: ConvertLayout knows no layout for it."""
+        value = self.visit_expr(binding.value)
+        if not isinstance(binding.var, relax.DataflowVar):
+            value = self.builder_.emit_output(value)
+        elif not isinstance(value, relax.Var):
+            value = self.builder_.emit(value)
+        self.set_var_remap(binding.var, value)
+
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         """Merge, drop or sink a transpose or reshape."""
         call = super().visit_call_(op)
@@ -131,7 +140,7 @@ class CancelTransposes(PyExprMutator):
 
     def _move(self, x: relax.Expr | None) -> relax.Call | None:
         """Return the call that permutes or reshapes, if a variable is bound to one."""
-        while isinstance(x, relax.Var):  # a removed reshape leaves a second name
+        if isinstance(x, relax.Var):
             x = self.lookup_binding(x)
         return x if _is_move(x) else None
 
