@@ -36,7 +36,7 @@ class _Joining:
     Attributes
     ----------
     extents
-        Of the loops so far, those that are numbers.
+        Of the loops so far that begin at zero, those that are numbers.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,18 @@ class _Joining:
 
     def visit(self, stmt: Stmt) -> Stmt | None:
         """Rewrite a vectorized loop."""
-        if not isinstance(stmt, tirx.For) or not isinstance(stmt.extent, tirx.IntImm):
+        if not isinstance(stmt, tirx.For):
             return None
+        self.extents.pop(stmt.loop_var, None)
+        if not all(isinstance(bound, tirx.IntImm) for bound in (stmt.min, stmt.extent)):
+            return None
+        begins_at_zero = int(stmt.min) == 0
         if stmt.kind != tirx.ForKind.VECTORIZED:
-            self.analyzer.bind(stmt.loop_var, Range(stmt.min, stmt.min + stmt.extent), True)
-            self.extents[stmt.loop_var] = int(stmt.extent)
+            self.analyzer.bind(stmt.loop_var, Range.from_min_extent(stmt.min, stmt.extent), True)
+            if begins_at_zero:
+                self.extents[stmt.loop_var] = int(stmt.extent)
+            return None
+        if not begins_at_zero:
             return None
 
         def of_vector(inner: Stmt) -> Stmt | None:
