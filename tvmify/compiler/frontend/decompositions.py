@@ -239,23 +239,21 @@ def _tables() -> tuple[Rules, Rules]:
     ours = {*WHOLE, *RAISING, *STRICT_POSITIONS, *filter(_is_random, table)}
     for operator in ours:
         table.pop(operator, None)
-    for operator in (aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default):
-        table[operator] = _adaptive_mean
-        ours.add(operator)
-    for operator, rule in (
-        (aten.max_pool1d.default, _max_pool_line),
-        (aten.avg_pool1d.default, _average_pool_line),
-        (aten.upsample_linear1d.vec, _resize_line),
-        (aten.upsample_nearest1d.vec, _repeat_line),
-        (aten.upsample_trilinear3d.vec, _resize_volume),
-    ):
-        table[operator] = rule
-        ours.add(operator)
+    own = {
+        aten.adaptive_avg_pool1d.default: _adaptive_mean,
+        aten.adaptive_avg_pool2d.default: _adaptive_mean,
+        aten.max_pool1d.default: _max_pool_line,
+        aten.avg_pool1d.default: _average_pool_line,
+        aten.upsample_linear1d.vec: _resize_line,
+        aten.upsample_nearest1d.vec: _repeat_line,
+        aten.upsample_trilinear3d.vec: _resize_volume,
+        aten.einsum.default: einsum,
+        aten.take.default: _take,
+    }
+    table |= own
+    ours |= own.keys()
     # A copy of a literal, as a recording of the whole program has it.
     table[aten.lift_fresh_copy.default] = aten.clone.default
-    table[aten.einsum.default] = einsum
-    table[aten.take.default] = _take
-    ours |= {aten.einsum.default, aten.take.default}
     table[aten._native_multi_head_attention.default] = multi_head_attention
     table[aten._transformer_encoder_layer_fwd.default] = transformer_encoder_layer
     for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
