@@ -112,6 +112,25 @@ def test_functions_of_two_arguments(name, target):
     _assert_two_units(_run(_function(name), target, x, y), exact.numpy())
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_remainders_are_exact(dtype, target):
+    """Of any two numbers, and where the quotient is just below, at or above a whole number."""
+    generator = np.random.default_rng(2)
+    x, y = generator.permutation(_arguments()), generator.permutation(_arguments())
+    divisors = generator.standard_normal(10_000).astype(dtype)
+    multiples = divisors * np.round(2.0 ** generator.uniform(0, 26, 10_000)).astype(dtype)
+    near = [np.nextafter(multiples, bound) for bound in (-np.inf, np.inf)]
+    pairs = np.array([(a, b) for a in _SPECIAL for b in _SPECIAL])
+    with np.errstate(all="ignore"):
+        x = np.concatenate([x, multiples, *near, pairs[:, 0]]).astype(dtype)
+        y = np.concatenate([y, divisors, divisors, divisors, pairs[:, 1]]).astype(dtype)
+        exact = np.fmod(x, y)
+    actual = _run(scalar.fmod, target, x, y)
+    np.testing.assert_array_equal(actual, exact)
+    np.testing.assert_array_equal(np.signbit(actual[exact == 0]), np.signbit(exact[exact == 0]))
+
+
 def test_a_result_may_be_read_twice():
     def clamped(x):
         y = tirx.exp2(x)

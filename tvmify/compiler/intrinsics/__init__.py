@@ -1,10 +1,10 @@
-"""Vectorized float32 functions, for which TVM calls the C library element by element.
+"""Vectorized functions of floats, for which TVM calls the C library element by element.
 
 Each is a range reduction and a polynomial, which LLVM keeps in vector registers. Results are
 accurate to about two units in the last place over the whole range, including denormal numbers; NaN
 and infinities are as in PyTorch. A vector with an argument outside the range of the polynomial
-(such as a sine of 1e10) is left to the C library. Float64 functions call the C library element by
-element; functions not listed here keep TVM's lowering.
+(such as a sine of 1e10) is left to the C library. Functions of float64 call it element by element,
+all but remainders. Functions not listed here keep TVM's lowering.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from tvm import tirx
 from tvm.ir import Call, Expr, Op, register_op_attr
 from tvm.tirx.op import register_intrin_lowering
 
-from tvmify.compiler.intrinsics import exponential, logarithm, power, rounding, trigonometry
+from tvmify.compiler.intrinsics import (
+    exponential,
+    logarithm,
+    power,
+    remainder,
+    rounding,
+    trigonometry,
+)
 from tvmify.compiler.intrinsics.lanes import Lanes
 
 #: Above TVM's own rules for these functions, which are registered at levels up to 10.
@@ -25,12 +32,13 @@ _LEVEL = 99
 _PURE = 1
 
 #: Functions that LLVM also has for vectors, but that TVM lowers element by element.
-_INSTRUCTIONS = ("tirx.isnan",)
+_INSTRUCTIONS = ("tirx.isnan", "tirx.nearbyint")
 
 _FUNCTIONS = (
     exponential.FUNCTIONS
     | logarithm.FUNCTIONS
     | power.FUNCTIONS
+    | remainder.FUNCTIONS
     | rounding.FUNCTIONS
     | trigonometry.FUNCTIONS
 )
@@ -61,16 +69,19 @@ def register() -> None:
             if in_c in _IN_C
             else own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
         )
-        rule = _for_float32(lower, before)
+        kinds = ("float32", "float64") if name in remainder.FUNCTIONS else ("float32",)
+        rule = _lowering(lower, before, kinds)
         register_intrin_lowering(own.name, target="llvm", f=rule, level=_LEVEL)
 
 
-def _for_float32(
-    lower: Callable[[Lanes], Expr], before: Callable[[Call], Expr] | None
+def _lowering(
+    lower: Callable[[Lanes], Expr],
+    before: Callable[[Call], Expr] | None,
+    kinds: tuple[str, ...],
 ) -> Callable[[Call], Expr]:
     def rule(call: Call) -> Expr:
         dtype = str(call.ty.dtype)
-        if dtype.startswith("float32"):
+        if dtype.startswith(kinds):
             lanes = Lanes(*call.args)
             return lanes.bound(lower(lanes))
         if dtype.startswith("float16"):  # by float32, which has more digits than needed

@@ -112,13 +112,13 @@ def _sinh(v: Lanes) -> Expr:
     x = v.let(v.magnitude())
     e = v.let(exponential_less_one(v, tirx.min(x, v(87.0))))
     result = v(0.5) * (e + e / (e + v(1.0)))
-    return v.unless(x > v(87.0), "sinh", v.keep_nan(v.with_sign(result)))
+    return v.unless(x > v(87.0), v.library("sinh"), v.keep_nan(v.with_sign(result)))
 
 
 def _cosh(v: Lanes) -> Expr:
     x = v.let(v.magnitude())
     e = v.let(exponential(v, tirx.min(x, v(87.0)), moderate=True))
-    return v.unless(x > v(87.0), "cosh", v.keep_nan(v(0.5) * e + v(0.5) / e))
+    return v.unless(x > v(87.0), v.library("cosh"), v.keep_nan(v(0.5) * e + v(0.5) / e))
 
 
 def _erf(v: Lanes) -> Expr:

@@ -1,4 +1,4 @@
-"""Arithmetic on vectors of float32, as wide as the arguments of the function."""
+"""Arithmetic on vectors of floats, as wide as the arguments of the function."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _CHAIN = 6
 class Lanes:
     """The arguments of one call, and the arithmetic on them.
 
+    What reads or writes bits is for float32 alone.
+
     Attributes
     ----------
     x
@@ -30,7 +32,7 @@ class Lanes:
         self.int = self.float.replace("float", "int")
         self.uint = self.float.replace("float", "uint")
         self.double = self.float.replace("32", "64", 1)
-        self.bool = self.float.replace("float32", "bool", 1)
+        self.bool = self.float.replace("float32", "bool", 1).replace("float64", "bool", 1)
         self._bindings: list[tuple[tirx.Var, Expr]] = []
         self.arguments = [self.let(argument) for argument in arguments]
         self.x = self.arguments[0]
@@ -129,19 +131,15 @@ class Lanes:
         half = self.let(exponent >> self.integer(1))
         return mantissa * self.power_of_two(half) * self.power_of_two(exponent - half)
 
-    def unless(self, rare: Expr, function: str, result: Expr) -> Expr:
-        """Return the result; where a lane is `rare`, the C library's, lane by lane.
-
-        Parameters
-        ----------
-        rare
-            A condition, for each lane.
-        function
-            LLVM's name of the function, without ``llvm.``.
-        """
+    def unless(self, rare: Expr, exact: Expr, result: Expr) -> Expr:
+        """Return the result; where a lane is `rare`, `exact` for all, which may be slow."""
         if self.bool != "bool":
             rare = tirx.call_llvm_pure_intrin("bool", "llvm.vector.reduce.or", rare)
-        return tirx.if_then_else(rare, self.llvm(function, *self.arguments), result)
+        return tirx.if_then_else(rare, exact, result)
+
+    def library(self, function: str) -> Expr:
+        """Call the C library lane by lane, by LLVM's name of the function without ``llvm.``."""
+        return self.llvm(function, *self.arguments)
 
     def cast(self, x: Expr, kind: str) -> Any:
         """Convert to another type of as many lanes."""

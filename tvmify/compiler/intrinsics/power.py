@@ -70,7 +70,7 @@ def _pow(v: Lanes) -> Expr:
         v.as_integer(v.magnitude(y)) >= infinite,
     )
     # Also for a base that is NaN, where the C library returns 1 for some NaN only.
-    return tirx.Select(y == v(0.0), v(1.0), v.unless(rare, "pow", result))
+    return tirx.Select(y == v(0.0), v(1.0), v.unless(rare, v.library("pow"), result))
 
 
 FUNCTIONS: dict[str, Callable[[Lanes], Expr]] = {"tirx.rsqrt": _rsqrt, "tirx.pow": _pow}

@@ -60,7 +60,7 @@ def _sin(v: Lanes) -> Expr:
     odd = whole << v.integer(31)
     # With the sign of r, which the polynomial loses for -0.
     result = v.with_sign(v.magnitude(_sine(v, r)), r)
-    return v.unless(_is_large(v), "sin", v.as_float(v.as_integer(result) ^ odd))
+    return v.unless(_is_large(v), v.library("sin"), v.as_float(v.as_integer(result) ^ odd))
 
 
 def _cos(v: Lanes) -> Expr:
@@ -68,7 +68,7 @@ def _cos(v: Lanes) -> Expr:
     n, whole = v.whole(v.x * v(1 / math.pi) - v(0.5))
     r = _less_multiples(v, n + v(0.5), 1.0)
     even = (whole + v.integer(1)) << v.integer(31)
-    return v.unless(_is_large(v), "cos", v.as_float(v.as_integer(_sine(v, r)) ^ even))
+    return v.unless(_is_large(v), v.library("cos"), v.as_float(v.as_integer(_sine(v, r)) ^ even))
 
 
 def _tan(v: Lanes) -> Expr:
@@ -90,7 +90,7 @@ def _tan(v: Lanes) -> Expr:
     odd = (whole & v.integer(1)) != v.integer(0)
     t = v.let(t)
     numerator, denominator = tirx.Select(odd, v(-1.0), t), tirx.Select(odd, t, v(1.0))
-    return v.unless(_is_large(v), "tan", numerator / denominator)
+    return v.unless(_is_large(v), v.library("tan"), numerator / denominator)
 
 
 def _arctangent(v: Lanes, x: Expr) -> Expr:
@@ -128,7 +128,7 @@ def _atan2(v: Lanes) -> Expr:
     # Two zeros, an infinity or NaN. As integers, where NaN is larger than any number.
     bits = v.let(tirx.max(v.as_integer(high), v.as_integer(low)))
     rare = tirx.any(bits < v.integer(_BITS_OF_1E_37), bits > v.integer(_BITS_OF_3E38))
-    return v.unless(rare, "atan2", v.with_sign(t, y))
+    return v.unless(rare, v.library("atan2"), v.with_sign(t, y))
 
 
 def _arcsine(v: Lanes, x: Expr, z: Expr) -> Expr:

@@ -53,8 +53,8 @@ def _number(value: float, like: Scalar) -> Scalar:
 
 
 def fmod(x: Scalar, y: Scalar) -> Scalar:
-    """Return the exact remainder of floats with the sign of the dividend: LLVM's ``frem``."""
-    return tirx.Mod(x, y)
+    """Return the exact remainder of floats with the sign of the dividend."""
+    return tirx.call_intrin(x.ty.dtype, "tirx.fmod", x, y)
 
 
 def expm1(x: Scalar) -> Scalar:
