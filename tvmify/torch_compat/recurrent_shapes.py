@@ -84,15 +84,17 @@ def _is_plain(
     if x.dim() != 3 or (train and dropout > 0):
         return False
     batch, directions = x.shape[0 if batch_first else 1], 2 if both else 1
-    hidden = states[-1].shape[-1]
-    of_one = [[gates * hidden, 0], [gates * hidden, hidden]]
+    # The states of an LSTM may be projected, its cells are not.
+    shown, hidden = states[0].shape[-1], states[-1].shape[-1]
+    of_one = [[gates * hidden, 0], [gates * hidden, shown]]
     of_one += [[gates * hidden]] * 2 if has_biases else []
+    of_one += [[shown, hidden]] if shown != hidden else []
     expected: list[list[int]] = []
     for layer in range(layers):
-        of_one[0] = [gates * hidden, x.shape[2] if layer == 0 else directions * hidden]
+        of_one[0] = [gates * hidden, x.shape[2] if layer == 0 else directions * shown]
         expected += list(of_one) * directions
     return [list(weight.shape) for weight in weights] == expected and all(
-        list(state.shape) == [layers * directions, batch, hidden] and state.dtype == x.dtype
+        list(state.shape[:-1]) == [layers * directions, batch] and state.dtype == x.dtype
         for state in states
     )
 

@@ -28,8 +28,10 @@ GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
         ({"bias": False, "bidirectional": True}, nn.LSTM, 37),
         ({"bias": False, "bidirectional": True}, nn.GRU, 64),
         ({"nonlinearity": "relu", "num_layers": 2, "bidirectional": True}, nn.RNN, 37),
+        ({"proj_size": 10, "num_layers": 2, "bidirectional": True}, nn.LSTM, 37),
     ],
 )
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_layers(options: dict[str, object], kind: type[nn.Module], hidden: int):
     torch.manual_seed(0)
     check(kind(24, hidden, **options), torch.randn(7, 5, 24))
@@ -62,28 +64,32 @@ def test_the_number_of_kernels_does_not_grow_with_time(kind: type[nn.Module]):
 
 
 @pytest.mark.parametrize(
-    ("kind", "hidden", "reverse", "batch"),
+    ("kind", "hidden", "projected", "reverse", "batch"),
     [
-        (nn.LSTM, 32, False, "b"),
-        (nn.GRU, 20, True, "b"),
-        (nn.LSTM, 32, False, 1),
-        (nn.RNN, 20, True, "b"),
+        (nn.LSTM, 32, 0, False, "b"),
+        (nn.GRU, 20, 0, True, "b"),
+        (nn.LSTM, 32, 0, False, 1),
+        (nn.RNN, 20, 0, True, "b"),
+        (nn.LSTM, 32, 9, True, "b"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_any_batch_and_number_of_steps(
-    kind: type[nn.Module], hidden: int, reverse: bool, batch: str | int
+    kind: type[nn.Module], hidden: int, projected: int, reverse: bool, batch: str | int
 ):
-    inputs = 12
+    inputs, size = 12, projected or hidden
     first = 2 if kind is nn.LSTM else 1
     gates = GATES[kind]
-    shapes = [(gates * hidden, inputs), (gates * hidden, hidden), *[(gates * hidden,)] * 2]
+    shapes = [(gates * hidden, inputs), (gates * hidden, size), *[(gates * hidden,)] * 2]
+    shapes += [(projected, hidden)] if projected else []
     weights = [random(*shape, seed=i) / 4 for i, shape in enumerate(shapes)]
 
     def layer(_: relax.BlockBuilder, x: relax.Expr, *others: relax.Expr) -> relax.Expr:
         return describe(x, others[:first], others[first:], reverse=reverse)
 
     def reference(x: Array, *others: Array) -> Any:
-        module = kind(inputs, hidden).double()
+        options = {"proj_size": projected} if projected else {}
+        module = kind(inputs, hidden, **options).double()
         with torch.no_grad():
             for parameter, weight in zip(module.parameters(), others[first:], strict=True):
                 parameter.copy_(torch.from_numpy(weight))
@@ -93,15 +99,16 @@ def test_any_batch_and_number_of_steps(
         each = results.numpy()
         return (each[::-1] if reverse else each, *(end[1].numpy() if first == 2 else ()))
 
-    state = ((batch, hidden), "float32")
-    given_types = [(("s", batch, inputs), "float32"), *[state] * first]
+    widths = [size, hidden][:first]
+    given_types: list[Any] = [(("s", batch, inputs), "float32")]
+    given_types += [((batch, width), "float32") for width in widths]
     program = symbolic.build(layer, given_types, weights, hint=3 if batch == "b" else 48)
     # The products of all steps, of which a tile takes several rows, and the steps.
     assert program.rules >= {"matmul", kind.__name__.lower()}
     for steps, count in [(2, 31), (7, 2), (8, 9), (9, 8), (15, 1), (16, 17), (97, 3)]:
         count = count if batch == "b" else batch
         given = [random(steps, count, inputs, seed=7)]
-        given += [random(count, hidden, seed=8 + i) for i in range(first)]
+        given += [random(count, width, seed=8 + i) for i, width in enumerate(widths)]
         symbolic.check(program, reference, given, weights, tolerance=1e-5)
 
 

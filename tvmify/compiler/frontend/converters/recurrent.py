@@ -13,7 +13,6 @@ from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, refuse_on_gpu
 from tvmify.compiler.kernels.recurrent.lower_recurrent import describe
 from tvmify.compiler.sizes import is_static
-from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -27,12 +26,10 @@ def layers(importer: Importer, node: fx.Node) -> Result:
     is_relu = node.target is torch.ops.aten.rnn_relu.input
     refuse_on_gpu(str(node.target))
     arguments: Any = node.args
-    source, initial, weights, biased, count, _, _, both, batch_first = arguments
-    per_pass = 4 if biased else 2
-    passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]
+    source, initial, weights, _, count, _, _, both, batch_first = arguments
     directions = 2 if both else 1
-    if len(passes) != count * directions:
-        raise UnsupportedOperator([str(node.target)], "it projects states (proj_size)")
+    per_pass = len(weights) // (count * directions)
+    passes = [weights[i : i + per_pass] for i in range(0, len(weights), per_pass)]
     dtype = accumulator(node.meta["val"][0].dtype)
     x = importer.tensor(source, dtype)
     if batch_first:

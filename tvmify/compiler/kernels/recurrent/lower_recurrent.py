@@ -47,17 +47,18 @@ def describe(
     first
         State and, of an LSTM, cell before the first step, ``[batch, hidden]`` each.
     weights
-        Those of the inputs, those of the state, and the biases of both if there are any.
+        Those of the inputs, those of the state, the biases of both if there are any, and those
+        that project the state of an LSTM, if it does that.
     reverse
         Whether the last step is the first.
     is_relu
         Whether a layer without gates has ReLU instead of tanh.
     """
     steps, batch, _ = shape_of(x)
-    _, hidden = shape_of(weights[1])
+    _, state = shape_of(weights[1])
     dtype = str(x.ty.dtype)
-    states = relax.TensorType([steps, batch, hidden], dtype)
-    cells = [relax.TensorType([batch, hidden], dtype) for _ in first[1:]]
+    states = relax.TensorType([steps, batch, state], dtype)
+    cells = [relax.TensorType([batch, shape_of(cell)[1]], dtype) for cell in first[1:]]
     return relax.op.call_pure_packed(
         NAME,
         relax.const(reverse),
@@ -115,11 +116,16 @@ class _Recurrence:
         is_relu: bool,
     ) -> None:
         self.builder, self.x, self.first = builder, x, first
-        self.of_inputs, self.of_state, *self.biases = weights
+        self.of_inputs, self.of_state, *others = weights
+        self.biases, self.projections = others[:-1], others[-1:]
+        if len(others) % 2 == 0:
+            self.biases, self.projections = others, []
         steps, batch, _ = shape_of(x)
-        rows, hidden = shape_of(self.of_state)
+        rows, state = shape_of(self.of_state)
+        hidden = shape_of(first[-1])[1]
         machine = Microarchitecture.current()
-        own = Plan.of(steps, batch, hidden, rows // hidden, str(x.ty.dtype), machine)
+        projected = state if self.projections else 0
+        own = Plan.of(steps, batch, hidden, rows // hidden, str(x.ty.dtype), machine, projected)
         own = replace(own, is_relu=is_relu)
         self.plan = choose(own, machine, lambda: _sample(own.likely))
 
@@ -127,12 +133,18 @@ class _Recurrence:
         """Emit the pass, and return the results that the original call had."""
         plan, builder = self.plan, self.builder
         weights = builder.emit_te(self._packed, self.of_state, primfunc_name_hint="pack_state")
-        arguments = [self._projected(), weights, *(self._padded(state) for state in self.first)]
+        state, *cells = self.first
+        arguments = [self._projected(), weights, self._padded(state, plan.padded_state)]
+        arguments += [self._padded(cell, plan.padded) for cell in cells]
+        arguments += [
+            builder.emit_te(self._tiled, projection, primfunc_name_hint="pack_projection")
+            for projection in self.projections
+        ]
         if plan.kind == "gru":
             arguments.append(self._new_bias())
         own = sizes.Variables()
         function = kernel(plan.with_sizes(own), reverse, cell)
-        shapes = [(plan.steps, plan.batch, plan.padded), (plan.batch, plan.padded)]
+        shapes = [(plan.steps, plan.batch, plan.padded_state), (plan.batch, plan.padded)]
         types = [relax.TensorType(shape, plan.dtype) for shape in shapes[: 1 + cell]]
         out = types if cell else types[0]
         call = call_kernel(builder, function, arguments, own.meaning(), out, plan.kind)
@@ -140,7 +152,9 @@ class _Recurrence:
         if cell:
             (both,) = results
             results = [builder.emit(relax.TupleGetItem(both, i)) for i in range(len(types))]
-        return relax.Tuple([self._cut(result) for result in results])
+        widths = [plan.state, plan.hidden]
+        cut = [self._cut(result, width) for result, width in zip(results, widths, strict=False)]
+        return relax.Tuple(cut)
 
     def _projected(self) -> relax.Expr:
         """The contribution of the inputs to all gates of all steps, ``[steps, batch, gates,
@@ -165,17 +179,17 @@ class _Recurrence:
 
         return self.builder.emit_te(of_new, self.biases[1], primfunc_name_hint="pack_new_bias")
 
-    def _padded(self, state: relax.Expr) -> relax.Expr:
-        missing = self.plan.padded - self.plan.hidden
+    def _padded(self, state: relax.Expr, width: int) -> relax.Expr:
+        missing = width - shape_of(state)[1]
         if missing == 0:
             return state
         return self.builder.emit(relax.op.nn.pad(state, [0, 0, 0, missing]))
 
-    def _cut(self, states: relax.Expr) -> relax.Expr:
-        if self.plan.padded == self.plan.hidden:
-            return states
+    def _cut(self, states: relax.Expr, width: int) -> relax.Expr:
         axis = len(states.ty.shape) - 1
-        cut = relax.op.strided_slice(states, [axis], [0], [self.plan.hidden])
+        if states.ty.shape[axis] == width:
+            return states
+        cut = relax.op.strided_slice(states, [axis], [0], [width])
         return self.builder.emit(cut)
 
     # ---------------------------------------------------------------- packing, of weights alone
@@ -204,6 +218,17 @@ class _Recurrence:
             name="packed",
         )
 
+    def _tiled(self, projection: te.Tensor) -> te.Tensor:
+        tiles, hidden, width = self.plan.projection_shape
+        state = self.plan.state
+
+        def element(t: Any, k: Any, i: Any) -> Any:
+            at = t * width + i
+            zero = tirx.const(0, self.plan.dtype)
+            return tirx.if_then_else(at < state, projection(tirx.min(at, state - 1), k), zero)
+
+        return te.compute((tiles, hidden, width), element, name="tiled")
+
     def _bias(self, of_inputs: te.Tensor, of_state: te.Tensor) -> te.Tensor:
         padded = self.plan.padded
 
@@ -227,15 +252,16 @@ def _sample(plan: Plan) -> Sample:
     """
 
     def body(builder: relax.BlockBuilder, given: list[relax.Var]) -> Expr:
-        x, *first, of_inputs, of_state = given
-        weights = [of_inputs, of_state]
+        x, *others = given
+        first, weights = others[: len(firsts)], others[len(firsts) :]
         described = describe(x, first, weights, reverse=False, is_relu=plan.is_relu)
         results = builder.emit(described)
         return relax.TupleGetItem(results, 0)
 
-    rows, state = plan.gates * plan.hidden, (plan.batch, plan.hidden)
-    first = [state, state] if plan.kind == "lstm" else [state]
-    inputs, weights = [(plan.steps, plan.batch, 1), *first], [(rows, 1), (rows, plan.hidden)]
+    rows, state = plan.gates * plan.hidden, (plan.batch, plan.state)
+    firsts = [state, (plan.batch, plan.hidden)] if plan.kind == "lstm" else [state]
+    inputs, weights = [(plan.steps, plan.batch, 1), *firsts], [(rows, 1), (rows, plan.state)]
+    weights += [(plan.projected, plan.hidden)] if plan.projected else []
     shapes = [*inputs, *weights, (plan.steps, *state)]
     types = [relax.TensorType(shape, plan.dtype) for shape in shapes]
     return Sample(types, (False,) * len(inputs) + (True,) * len(weights), body, plan.work)

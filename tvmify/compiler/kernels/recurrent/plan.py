@@ -17,6 +17,9 @@ from tvmify.compiler.sizes import Size
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
 
+#: Vectors of sums that a tile of a projection has.
+_PROJECTED_SUMS = 8
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,6 +41,8 @@ class Plan:
         Whether threads share the tiles of a step.
     is_relu
         Whether a plain layer has ReLU instead of tanh.
+    projected
+        The elements of a state, if an LSTM projects its hidden units to fewer; else 0.
     """
 
     steps: Size
@@ -51,6 +56,7 @@ class Plan:
     depth: int
     fork: bool
     is_relu: bool = False
+    projected: int = 0
 
     @classmethod
     def of(
@@ -61,18 +67,20 @@ class Plan:
         gates: int,
         dtype: str,
         machine: Microarchitecture,
+        projected: int = 0,
     ) -> Plan:
         """Choose the tile that is estimated to be the fastest."""
         lanes = machine.lanes(bits_of(dtype))
-        depth = split_evenly(hidden, longest_sum(hidden))
+        state = projected or hidden
+        depth = split_evenly(state, longest_sum(state))
         plan = cls(steps, batch, hidden, gates, dtype, lanes, 1, 1, depth, fork=False)
-        plan = _ranked(plan, machine)[0]
-        weights = gates * hidden * plan.padded
+        plan = replace(_ranked(plan, machine)[0], projected=projected)
+        weights = gates * state * plan.padded
         fork = machine.worth_threads(sizes.hint(batch) * weights, weights * bits_of(dtype) // 8)
         return replace(plan, fork=fork)
 
     def __str__(self) -> str:
-        sums = f" sums of {self.depth}" if self.depth < self.hidden else ""
+        sums = f" sums of {self.depth}" if self.depth < self.state else ""
         return f"{self.rows} rows {self.vectors} vectors{sums}{' shared' * self.fork}"
 
     @property
@@ -95,13 +103,31 @@ class Plan:
     def workload(self) -> str:
         """The workload: everything that affects the speed of candidates, so not the direction."""
         likely = self.likely
-        return f"{self.kind} {likely.steps}x{likely.batch}x{self.hidden} {self.dtype}"
+        state = f" to {self.projected}" if self.projected else ""
+        return f"{self.kind} {likely.steps}x{likely.batch}x{self.hidden}{state} {self.dtype}"
 
     @property
     def work(self) -> float:
         """Multiply-adds, an activation counted as twenty."""
         count = sizes.hint(self.steps) * sizes.hint(self.batch)
-        return float(count * self.gates * self.hidden * (self.hidden + 20))
+        own = self.gates * self.hidden * (self.state + 20)
+        return float(count * (own + self.hidden * self.projected))
+
+    @property
+    def state(self) -> int:
+        """The elements of a state."""
+        return self.projected or self.hidden
+
+    @property
+    def padded_state(self) -> int:
+        """The same in whole tiles."""
+        tile = self.state_tile if self.projected else self.tile
+        return -(-self.state // tile) * tile
+
+    @property
+    def state_tile(self) -> int:
+        """How many projected elements are computed together: sums enough to hide latencies."""
+        return self.lanes * max(1, min(_PROJECTED_SUMS // self.rows, -(-self.state // self.lanes)))
 
     @property
     def tile(self) -> int:
@@ -131,7 +157,12 @@ class Plan:
     @property
     def packed_shape(self) -> tuple[int, int, int, int]:
         """Shape of the recurrent weights."""
-        return (self.padded // self.tile, self.hidden, self.gates, self.tile)
+        return (self.padded // self.tile, self.state, self.gates, self.tile)
+
+    @property
+    def projection_shape(self) -> tuple[int, int, int]:
+        """Shape of the weights that project states."""
+        return (self.padded_state // self.state_tile, self.hidden, self.state_tile)
 
 
 def choose(own: Plan, machine: Microarchitecture, sample: Callable[[], Sample]) -> Plan:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from tvm import tirx
 from tvm.ir import Expr
@@ -28,6 +29,7 @@ from tvmify.compiler.kernels.common.emission import (
     vectors,
 )
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE
+from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
 from tvmify.compiler.kernels.recurrent.plan import Plan
 from tvmify.compiler.sizes import Size
 
@@ -52,11 +54,13 @@ def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
         T.func_attr(FUSIBLE)
         layer = _Layer(plan, reverse)
         first_cell = layer.argument("first_cell", plan.batch, plan.padded)
-        states = layer.argument("states", plan.steps, plan.batch, plan.padded)
+        weights = [layer.argument("projection", *plan.projection_shape)] if plan.projected else []
+        states = layer.argument("states", plan.steps, plan.batch, plan.padded_state)
         last = [layer.argument("cell", plan.batch, plan.padded)] if returns_cell else []
-        with layer.kernel("lstm", [first_cell], states, *last):
+        with layer.kernel("lstm", [first_cell, *weights], states, *last):
             cell = last[0] if last else scratch((plan.batch, plan.padded), plan.dtype)
             layer.copy(first_cell, cell)
+            projection = _Projection(layer, *weights, states) if weights else None
 
             def each(tile: _Tile) -> None:
                 sums = tile.sums_of(tile.projected)
@@ -70,13 +74,17 @@ def lstm(plan: Plan, reverse: bool, returns_cell: bool = True) -> tirx.PrimFunc:
                     T.buffer_store(sums, shown, [row, 3, i])
 
                 def store(row: Expr, i: Expr) -> None:
-                    T.buffer_store(cell, sums[row, 1, i], [tile.place(row), tile.unit(i)])
-                    tile.store(states, sums[row, 3, i], row, i)
+                    at = [tile.place(row), tile.unit(i)]
+                    T.buffer_store(cell, sums[row, 1, i], at)
+                    if projection:
+                        T.buffer_store(projection.units, sums[row, 3, i], at)
+                    else:
+                        tile.store(states, sums[row, 3, i], row, i)
 
                 tile.each(activate)
                 tile.each(store)
 
-            layer.each_tile(each)
+            layer.each_tile(each, projection.step if projection else None)
     return builder.get()
 
 
@@ -147,7 +155,7 @@ class _Layer:
         self.plan, self.reverse = plan, reverse
         self.input = self.argument("projected", plan.steps, plan.batch, plan.gates, plan.padded)
         self.weights = self.argument("weights", *plan.packed_shape)
-        self.first_state = self.argument("first_state", plan.batch, plan.padded)
+        self.first_state = self.argument("first_state", plan.batch, plan.padded_state)
 
     def argument(self, name: str, *shape: Size) -> tirx.Buffer:
         """Declare the next argument of the function."""
@@ -155,7 +163,7 @@ class _Layer:
 
     def copy(self, source: tirx.Buffer, to: tirx.Buffer, *lead: int) -> None:
         """Copy a state."""
-        with T.grid(self.plan.batch, self.plan.padded) as (row, unit):
+        with T.grid(self.plan.batch, source.shape[1]) as (row, unit):
             T.buffer_store(to, source[row, unit], [*lead, row, unit])
 
     @contextmanager
@@ -165,31 +173,50 @@ class _Layer:
         """Open the anchor, once all arguments are declared, and set the first state."""
         with anchor(name, [self.input, self.weights, self.first_state, *reads], *writes):
             #: The states before and after a step use two buffers in turn.
-            self.previous = scratch((2, self.plan.batch, self.plan.padded), self.plan.dtype)
+            shape = (2, self.plan.batch, self.plan.padded_state)
+            self.previous = scratch(shape, self.plan.dtype)
             self.copy(self.first_state, self.previous, 0)
             yield
 
-    def each_tile(self, body: Callable[[_Tile], None]) -> None:
+    def time(self, step: Expr) -> Expr:
+        """Return the index of a step in inputs and states."""
+        return self.plan.steps - 1 - step if self.reverse else step
+
+    def shared(self, parts: Size) -> Any:
+        """Open a loop over what threads may share."""
+        return T.parallel(parts) if self.plan.fork else T.serial(parts)
+
+    def each_tile(
+        self, body: Callable[[_Tile], None], after: Callable[[Expr], None] | None = None
+    ) -> None:
         """Emit the loops over steps and over tiles of units and rows.
 
         If the batch is symbolic, the last rows get a tile with only as many rows as may be left.
+
+        Parameters
+        ----------
+        after
+            Emits what follows the tiles of a step.
         """
+        with T.serial(self.plan.steps) as step:
+            with self.shared(self.plan.parts) as part:
+                self._tiles(step, part, body)
+            if after is not None:
+                after(step)
+
+    def _tiles(self, step: Expr, part: Expr, body: Callable[[_Tile], None]) -> None:
         plan = self.plan
-        shared = T.parallel if plan.fork else T.serial
-        with T.serial(plan.steps) as step, shared(plan.parts) as part:
-            if sizes.is_static(plan.batch):
-                with block("tile"):
-                    body(_Tile(self, step, part, plan.rows))
-                return
-            left = plan.batch - part % plan.blocks * plan.rows
-            before = 0
-            for rows in plan.few_rows:
-                inside = (
-                    left > before if rows == plan.rows else tirx.all(left > before, left <= rows)
-                )
-                with T.If(inside), T.Then(), block("tile"):
-                    body(_Tile(self, step, part, rows))
-                before = rows
+        if sizes.is_static(plan.batch):
+            with block("tile"):
+                body(_Tile(self, step, part, plan.rows))
+            return
+        left = plan.batch - part % plan.blocks * plan.rows
+        before = 0
+        for rows in plan.few_rows:
+            inside = left > before if rows == plan.rows else tirx.all(left > before, left <= rows)
+            with T.If(inside), T.Then(), block("tile"):
+                body(_Tile(self, step, part, rows))
+            before = rows
 
 
 class _Tile:
@@ -198,7 +225,7 @@ class _Tile:
     def __init__(self, layer: _Layer, step: Expr, part: Expr, rows: int) -> None:
         self.layer, self.plan, self.step, self.rows = layer, layer.plan, step, rows
         self.number, self.block = part // layer.plan.blocks, part % layer.plan.blocks
-        self.time = layer.plan.steps - 1 - step if layer.reverse else step
+        self.time = layer.time(step)
         self.lanes = vectors(layer.plan.tile, layer.plan.lanes)
 
     def place(self, row: Expr) -> Expr:
@@ -226,34 +253,95 @@ class _Tile:
 
     def sums_of(self, first: Callable[[Expr, Expr, Expr], Expr]) -> tirx.Buffer:
         """Emit the sums of all gates, ``[rows, gates, units]``, from what each begins with."""
-        depth, length = self.plan.hidden, self.plan.depth
-        sums = self._gates()
-        self._each_gate(lambda *at: T.buffer_store(sums, first(*at), [*at]))
+        layer, plan = self.layer, self.plan
+
+        def term(k: Expr, row: Expr, gate: Expr, i: Expr) -> Expr:
+            state = layer.previous[self.step % 2, self.place(row), k]
+            return state * layer.weights[self.number, k, gate, i]
+
+        sums = _Sums((self.rows, plan.gates, plan.tile), plan, term)
+        return sums.emit(first, plan.state, plan.depth)
+
+
+class _Projection:
+    """The states of an LSTM that projects its hidden units, and these units."""
+
+    def __init__(self, layer: _Layer, weights: tirx.Buffer, states: tirx.Buffer) -> None:
+        self.layer, self.weights, self.states = layer, weights, states
+        self.units = scratch((layer.plan.batch, layer.plan.padded), layer.plan.dtype)
+
+    def step(self, step: Expr) -> None:
+        """Emit the product of one step, whose hidden units are computed."""
+        plan = self.layer.plan
+        tiles, hidden, width = plan.projection_shape
+        with self.layer.shared(tiles * plan.blocks) as part, block("project"):
+            number, rows = part // plan.blocks, part % plan.blocks
+
+            def place(row: Expr) -> Expr:
+                return tirx.min(rows * plan.rows + row, plan.batch - 1)
+
+            def term(k: Expr, row: Expr, _: Expr, i: Expr) -> Expr:
+                return self.units[place(row), k] * self.weights[number, k, i]
+
+            zero = tirx.const(0.0, plan.dtype)
+            length = split_evenly(hidden, longest_sum(hidden))
+            sums = _Sums((plan.rows, 1, width), plan, term).emit(lambda *_: zero, hidden, length)
+            with T.unroll(plan.rows) as row:
+
+                def store(i: Expr) -> None:
+                    at = [place(row), number * width + i]
+                    T.buffer_store(self.layer.previous, sums[row, 0, i], [(step + 1) % 2, *at])
+                    T.buffer_store(self.states, sums[row, 0, i], [self.layer.time(step), *at])
+
+                lanewise(vectors(width, plan.lanes), store)
+
+
+class _Sums:
+    """Sums in registers, ``[rows, gates, units]``.
+
+    Parameters
+    ----------
+    term
+        Returns a term of one of them, from its number and the place of the sum.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        plan: Plan,
+        term: Callable[[Expr, Expr, Expr, Expr], Expr],
+    ) -> None:
+        self.shape, self.dtype, self.term = shape, plan.dtype, term
+        self.lanes = vectors(shape[-1], plan.lanes)
+
+    def emit(
+        self, first: Callable[[Expr, Expr, Expr], Expr], depth: int, length: int
+    ) -> tirx.Buffer:
+        """Emit as many terms as the depth, in blocks of a length, added to the first values."""
+        sums = self._registers()
+        self._each(lambda *at: T.buffer_store(sums, first(*at), [*at]))
         self._add_up(sums, 0, length)
         if length < depth:
             with T.serial(-(-depth // length) - 1) as number:
                 start = (number + 1) * length
-                own = self._gates()
-                zero = tirx.const(0.0, self.plan.dtype)
-                self._each_gate(lambda *at: T.buffer_store(own, zero, [*at]))
+                own = self._registers()
+                zero = tirx.const(0.0, self.dtype)
+                self._each(lambda *at: T.buffer_store(own, zero, [*at]))
                 self._add_up(own, start, tirx.min(length, depth - start))
-                self._each_gate(lambda *at: T.buffer_store(sums, sums[at] + own[at], [*at]))
+                self._each(lambda *at: T.buffer_store(sums, sums[at] + own[at], [*at]))
         return sums
 
-    def _gates(self) -> tirx.Buffer:
-        return registers((self.rows, self.plan.gates, self.plan.tile), self.plan.dtype)
+    def _registers(self) -> tirx.Buffer:
+        return registers(self.shape, self.dtype)
 
-    def _each_gate(self, body: Callable[[Expr, Expr, Expr], None]) -> None:
-        with T.unroll(self.rows) as row, T.unroll(self.plan.gates) as gate:
+    def _each(self, body: Callable[[Expr, Expr, Expr], None]) -> None:
+        rows, gates, _ = self.shape
+        with T.unroll(rows) as row, T.unroll(gates) as gate:
             lanewise(self.lanes, lambda i: body(row, gate, i))
 
     def _add_up(self, sums: tirx.Buffer, start: Expr | int, count: Expr | int) -> None:
-        """Emit one block of the products with the previous state."""
+        """Emit one block of terms."""
         with T.serial(count) as k:
-
-            def add(row: Expr, gate: Expr, i: Expr) -> None:
-                state = self.layer.previous[self.step % 2, self.place(row), start + k]
-                weight = self.layer.weights[self.number, start + k, gate, i]
-                T.buffer_store(sums, sums[row, gate, i] + state * weight, [row, gate, i])
-
-            self._each_gate(add)
+            self._each(
+                lambda *at: T.buffer_store(sums, sums[at] + self.term(start + k, *at), [*at])
+            )
