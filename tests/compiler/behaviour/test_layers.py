@@ -295,6 +295,28 @@ def test_volumes():
     check(nn.ConvTranspose3d(8, 6, 3, stride=2, padding=1, output_padding=1), x)
 
 
+def test_depthwise_volumes_are_one_kernel_each():
+    """With padding along each axis or none, at every stride; a count of channels that fills no
+    vector.
+    """
+    whole = nn.Conv3d(20, 20, 3, padding=1, groups=20)
+    strided = nn.Conv3d(20, 20, (3, 2, 3), (2, 1, 2), (2, 0, 1), (2, 1, 1), groups=20)
+    along_depth = nn.Conv3d(20, 20, (5, 1, 1), padding=(2, 0, 0), groups=20, bias=False)
+    inside = nn.Conv3d(20, 20, (2, 3, 3), groups=20)
+    artifact = check(
+        nn.Sequential(whole, nn.SiLU(), strided, along_depth, nn.ReLU(), inside),
+        torch.randn(2, 20, 5, 9, 8),
+    )
+    assert list(artifact.report["kernels"].values()).count("depthwise") == 4
+
+
+def test_a_volume_that_is_not_finite_affects_its_neighbours_alone():
+    x = torch.randn(1, 4, 6, 5, 5)
+    x[0, 1, 2, 2, 2], x[0, 2, 5, 0, 0] = float("inf"), float("nan")
+    check(nn.Conv3d(4, 4, 3, padding=1, groups=4), x)
+    check(nn.Conv3d(4, 8, 3, padding=1), x)
+
+
 def test_a_gate_over_an_image_is_a_product():
     class Gated(nn.Module):
         def __init__(self) -> None:

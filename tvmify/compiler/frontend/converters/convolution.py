@@ -46,19 +46,9 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
         # A sequence is an image of one column, since threads divide the rows.
         x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
         stride, dilation, before, after = [*stride, 1], [*dilation, 1], [*before, 0], [*after, 0]
-    if rank == 3:
-        depth = volumes.Depth(*(values.pop(0) for values in (stride, dilation, before, after)))
-        x, weight = volumes.as_images(importer, x, weight, depth)
-    result = importer.emit(
-        relax.op.nn.conv2d(
-            x,
-            weight,
-            strides=stride,
-            padding=[*before, *after],
-            dilation=dilation,
-            groups=int(groups),  # type: ignore[arg-type]
-        )
-    )
+    steps = volumes.Steps(stride, dilation, before, after)
+    convolve = volumes.convolve if rank == 3 else volumes.convolve_images
+    result = convolve(importer, x, weight, steps, int(groups))  # type: ignore[arg-type]
     result = _with_bias(importer, result, bias, rank, dtype)
     if rank < 3:
         return result

@@ -1,7 +1,9 @@
-"""Three-dimensional convolutions by convolutions of images, which have schedules. A kernel of depth
-k covers k slices of a volume at a time: an image with k times as many channels. The copy that
-concatenates them is cheap compared to the products. A transposed convolution computes the k output
-slices of each input slice as channels of one image, and adds those that overlap.
+"""Three-dimensional convolutions by convolutions of images, which have schedules.
+
+A kernel of depth k covers k slices of a volume at a time: an image with k times as many channels.
+The copy that concatenates them is cheap compared to the products, but not to those of a depthwise
+kernel, which adds up the windows of k slices instead. A transposed convolution computes the k
+output slices of each input slice as channels of one image, and adds those that overlap.
 """
 
 from __future__ import annotations
@@ -10,56 +12,170 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvm import relax, te, tirx
 
+from tvmify.compiler.backend import is_for_gpu
+from tvmify.compiler.kernels.common.legalizing import FUSIBLE, OPAQUE
+from tvmify.compiler.kernels.conv import depthwise
+from tvmify.compiler.kernels.conv.windows import Window
+from tvmify.compiler.microarchitecture import Microarchitecture
+
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
 
 
-class Depth(NamedTuple):
-    """How a kernel moves along the depth."""
+class Steps(NamedTuple):
+    """How a kernel moves along each axis of a volume, or of an image."""
 
-    stride: int
-    dilation: int
-    before: int
-    after: int
+    stride: list[int]
+    dilation: list[int]
+    before: list[int]
+    after: list[int]
+
+    def along(self, axis: int) -> tuple[int, int, int, int]:
+        """Return stride, dilation, and the padding before and after, of an axis."""
+        return self.stride[axis], self.dilation[axis], self.before[axis], self.after[axis]
+
+    def without(self, axis: int) -> Steps:
+        """Return those along the other axes."""
+        return Steps(*(values[:axis] + values[axis + 1 :] for values in self))
 
 
-def as_images(
-    importer: Importer, x: relax.Expr, weight: relax.Expr, depth: Depth
-) -> tuple[relax.Expr, relax.Expr]:
-    """Return images ``[batch * depth, channels, …]`` and the weights that they are convolved with.
+def convolve_images(
+    importer: Importer, x: relax.Expr, weight: relax.Expr, steps: Steps, groups: int
+) -> relax.Expr:
+    """Emit a convolution of images ``[batch, channels, height, width]``."""
+    return importer.emit(
+        relax.op.nn.conv2d(
+            x,
+            weight,
+            strides=steps.stride,
+            padding=[*steps.before, *steps.after],
+            dilation=steps.dilation,
+            groups=groups,
+        )
+    )
+
+
+def convolve(
+    importer: Importer, x: relax.Expr, weight: relax.Expr, steps: Steps, groups: int
+) -> relax.Expr:
+    """Emit a convolution of volumes; return images, of which `as_volumes` makes volumes.
 
     Parameters
     ----------
     x, weight
         ``[batch, channels, depth, height, width]``, and the same for the kernel.
     """
-    batch, channels, deep, height, width = (int(extent) for extent in x.ty.shape)
     filters, per_group, size, *window = (int(extent) for extent in weight.ty.shape)
-    reach = depth.dilation * (size - 1) + 1
-    out = (deep + depth.before + depth.after - reach) // depth.stride + 1
+    in_plane = steps.without(0)
+    if (size, *steps.along(0)) == (1, 1, 1, 0, 0):
+        weight = importer.emit(relax.op.squeeze(weight, [2]))
+        return convolve_images(importer, slices(importer, x), weight, in_plane, groups)
+    deep = _Depth(size, *steps.along(0))
+    x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 4, 1]))
+    has_elements = 0 not in [int(extent) for extent in x.ty.shape]
+    if filters == groups and per_group == 1 and has_elements and not is_for_gpu():
+        return _depthwise(importer, x, weight, deep, in_plane)
 
     def side_by_side(volume: te.Tensor) -> te.Tensor:
+        batch, depth, height, width, channels = (int(extent) for extent in volume.shape)
+
         def element(b: Any, y: Any, x: Any, c: Any) -> Any:
-            place = c // per_group % size
-            channel = c // (per_group * size) * per_group + c % per_group
-            at = b % out * depth.stride + place * depth.dilation - depth.before
-            value = volume[b // out, tirx.max(tirx.min(at, deep - 1), 0), y, x, channel]
-            if depth.before == 0 and depth.after <= 0:
-                return value
-            inside = tirx.all(at >= 0, at < deep)
-            return tirx.if_then_else(inside, value, tirx.const(0, volume.dtype))
+            if groups > 1:
+                tap = c // per_group % size
+                channel = c // (per_group * size) * per_group + c % per_group
+                return deep.seen(volume, b, tap, (y, x, channel))
+            # The pieces of a row one by one: in each, the guard is the same for all channels.
+            *taps, value = (
+                deep.seen(volume, b, tap, (y, x, c - tap * channels)) for tap in range(size)
+            )
+            for number, piece in reversed(list(enumerate(taps, start=1))):
+                value = tirx.if_then_else(c < number * channels, piece, value)
+            return value
 
-        return te.compute((batch * out, height, width, size * channels), element, name="slices")
+        shape = (batch * deep.results(depth), height, width, size * channels)
+        return te.compute(shape, element, name="slices")
 
-    if (size, depth.stride, depth.before, depth.after) == (1, 1, 0, 0):
-        images = slices(importer, x)
-    else:
-        x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 4, 1]))
-        images = importer.emit_te(side_by_side, x)
-        images = importer.emit(relax.op.permute_dims(images, [0, 3, 1, 2]))
+    # Not fused with a transpose before it: guarded reads across memory are slow.
+    images = importer.emit_te(side_by_side, x, primfunc_attrs=OPAQUE)
+    images = importer.emit(relax.op.permute_dims(images, [0, 3, 1, 2]))
     weight = importer.emit(relax.op.permute_dims(weight, [0, 2, 1, 3, 4]))
     weight = importer.emit(relax.op.reshape(weight, [filters, size * per_group, *window]))
-    return images, weight
+    return convolve_images(importer, images, weight, in_plane, groups)
+
+
+class _Depth(NamedTuple):
+    """How a kernel of some size moves along the depth."""
+
+    size: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    def results(self, depth: int) -> int:
+        """Return how many slices the result of a volume has."""
+        reach = self.dilation * (self.size - 1) + 1
+        return (depth + self.before + self.after - reach) // self.stride + 1
+
+    def seen(self, volume: te.Tensor, b: Any, tap: Any, place: tuple[Any, ...]) -> Any:
+        """Return an element of the slice that a tap sees.
+
+        Parameters
+        ----------
+        volume
+            ``[batch, depth, height, width, channels]``.
+        b
+            Which of the slices of the result, those of all volumes one after the other.
+        place
+            Row, column and channel.
+        """
+        depth = int(volume.shape[1])
+        out = self.results(depth)
+        at = b % out * self.stride + tap * self.dilation - self.before
+        value = volume[(b // out, tirx.max(tirx.min(at, depth - 1), 0), *place)]
+        if self.before == 0 and self.after <= 0:
+            return value
+        inside = tirx.all(at >= 0, at < depth)
+        return tirx.if_then_else(inside, value, tirx.const(0, volume.dtype))
+
+
+def _depthwise(
+    importer: Importer, x: relax.Expr, weight: relax.Expr, deep: _Depth, steps: Steps
+) -> relax.Expr:
+    """Emit the kernel for images, each result of which is a sum over slices.
+
+    Parameters
+    ----------
+    x, weight
+        ``[batch, depth, height, width, channels]``, ``[channels, 1, depth, height, width]``.
+    """
+    batch, depth, height, width, channels = (int(extent) for extent in x.ty.shape)
+    size = (int(weight.ty.shape[3]), int(weight.ty.shape[4]))
+    top, left, bottom, right = *steps.before, *steps.after
+    window = Window(
+        size,
+        (steps.stride[0], steps.stride[1]),
+        (steps.dilation[0], steps.dilation[1]),
+        (top, left, bottom, right),
+    )
+    count = batch * deep.results(depth)
+    images = (count * deep.size, height, width, channels)
+    out = (count, *window.results((height, width)), channels)
+    dtype = str(x.ty.dtype)
+    kernel, pack = depthwise.template(
+        images, out, window, dtype, Microarchitecture.current(), deep.size
+    )
+
+    def depthwise_volume(volume: te.Tensor, packed: te.Tensor) -> te.Tensor:
+        def element(b: Any, *place: Any) -> Any:
+            return deep.seen(volume, b // deep.size, b % deep.size, place)
+
+        return kernel(te.compute(images, element, name="slices"), packed)
+
+    weight = importer.emit(relax.op.reshape(weight, [channels, deep.size * size[0], size[1], 1]))
+    packed = importer.emit_te(pack, weight, primfunc_name_hint="pack_depthwise_volume")
+    result = importer.emit_te(depthwise_volume, x, packed, primfunc_attrs=FUSIBLE)
+    return importer.emit(relax.op.permute_dims(result, [0, 3, 1, 2]))
 
 
 def slices(importer: Importer, x: relax.Expr) -> relax.Expr:

@@ -35,6 +35,8 @@ from tvmify.compiler.sizes import Size
 WINDOW, ROWS = "tvmify.window", "tvmify.rows"
 #: The axes of the tile that say which pixel of the window it reads.
 _PLACE = ("window_y", "window_x")
+#: As the first of them, where results are sums over several images.
+_SLICE = "window_z"
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def slide(
     combine: Callable[..., Expr],
     finish: Callable[[Expr, tirx.Var, tirx.Var], Expr],
     cut: Cut,
+    slices: int = 1,
 ) -> te.Tensor:
     """Describe a window over each channel of an NHWC image.
 
@@ -113,34 +116,41 @@ def slide(
     border
         Value of the padding, if the cut has bands of rows.
     combine
-        Called as ``combine(pixel, channel_block, ry, rx, lane)``: the reduction of one result.
+        Called as ``combine(pixel, channel_block, place, lane)``: the reduction of one result over
+        the axes of the place in the window.
     finish
         Called as ``finish(result, y, x)``: what is stored.
     cut
         See `choose`.
+    slices
+        How many consecutive images each image of the result is combined from.
     """
     # In the symbols of the argument, since each function has its own.
     n, (height, width, channels) = sizes.number_or_expression(image.shape[0]), out[1:]
+    n = n if slices == 1 else n // slices
     lanes = tiles.lanes_for(channels, machine, element_bits)
     blocks = -(-channels // lanes)
     across = cut.pixels
     tiled = sizes.ceil_div(width, across)
     pixels = height, tiled * across
     if cut.rows:
-        padded = pad(image, window, pixels, names[0], border, blocks * lanes)
+        padded = pad(image, window, pixels, names[0], border, blocks * lanes, copied=slices > 1)
     else:
         padded = continued(image, window, pixels)
+    behind = [te.reduce_axis((0, slices), "rz")] if slices > 1 else []
     ry = te.reduce_axis((0, window.size[0]), "ry")
     rx = te.reduce_axis((0, window.size[1]), "rx")
 
     def tile(b: tirx.Var, y: tirx.Var, block: tirx.Var, *inner: tirx.Var) -> Expr:
         xo, xi, lane = inner
-        pixel = padded[(b, *window.at(y, xo * across + xi, ry, rx), block * lanes + lane)]
-        return combine(pixel, block, ry, rx, lane)
+        source = b * slices + behind[0] if behind else b
+        pixel = padded[(source, *window.at(y, xo * across + xi, ry, rx), block * lanes + lane)]
+        return combine(pixel, block, [*behind, ry, rx], lane)
 
     shape = (n, height, blocks, tiled, across, lanes)
     attributes = {WINDOW: window.numbers, ROWS: cut.rows}
-    axes = named("image", "y", "block", "row_tile", ROW, LANE, *_PLACE)
+    place = [_SLICE, *_PLACE] if behind else _PLACE
+    axes = named("image", "y", "block", "row_tile", ROW, LANE, *place)
     results = te.compute(shape, tile, name=names[1], attrs=attributes | axes)
 
     def store(b: tirx.Var, y: tirx.Var, x: tirx.Var, c: tirx.Var) -> Expr:
@@ -183,7 +193,8 @@ class Channelwise(Rule):
         if prod(axes.extents(*_PLACE)) <= CONVOLUTION.unrolled_window:
             for loop in loops_along(sch, anchor, *_PLACE):
                 sch.unroll(loop)
-        keep_in_registers(sch, anchor, store, machine, reductions=2)
+        over = len(_PLACE) + (_SLICE in axes)
+        keep_in_registers(sch, anchor, store, machine, reductions=over)
         padding = find(sch, pad_name)
         if padding is not None:
             sch.compute_at(padding, outermost, preserve_unit_loops=True)

@@ -1,4 +1,4 @@
-"""Depthwise convolution, with channels in the vector lanes."""
+"""Depthwise convolution of images and volumes, with channels in the vector lanes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,23 @@ def template(
     window: Window,
     dtype: str,
     machine: Microarchitecture,
+    slices: int = 1,
 ) -> Template:
     """Return the kernel, which takes the image and packed weights, and the packing of OHWI weights.
 
-    Packed weights are ``[channels / lanes, height, width, lanes]``, padded with zeros.
+    Packed weights are ``[channels / lanes, slices * height, width, lanes]``, padded with zeros.
+
+    Parameters
+    ----------
+    slices
+        How many images, one after the other, each image of the result is a sum over: those slices
+        of a volume that the kernel sees. The weights have a window for each, from top to bottom.
     """
     channels, sums = out[-1], accumulator(dtype)
     lanes = tiles.lanes_for(channels, machine, bits_of(sums))
+    tall, wide = window.size
     # The weights of the window stay in registers as well.
-    held = min(window.size[0] * window.size[1], machine.vector_registers // 2)
+    held = min(tall * wide, machine.vector_registers // 2)
     cut = choose("depthwise", image, out, window, dtype, machine.accumulators - held)
 
     def pack(weight: te.Tensor) -> te.Tensor:
@@ -49,14 +57,16 @@ def template(
             value = weight[tirx.min(channel, channels - 1), y, x, 0].astype(sums)
             return tirx.Select(channel < channels, value, tirx.const(0, sums))
 
-        shape = (-(-channels // lanes), *window.size, lanes)
+        shape = (-(-channels // lanes), slices * tall, wide, lanes)
         return te.compute(shape, element, name="depthwise_pack")
 
     def kernel(image: te.Tensor, packed: te.Tensor) -> te.Tensor:
         def combine(
-            pixel: Expr, block: tirx.Var, ry: tirx.IterVar, rx: tirx.IterVar, lane: tirx.Var
+            pixel: Expr, block: tirx.Var, place: list[tirx.IterVar], lane: tirx.Var
         ) -> Expr:
-            return te.sum(pixel.astype(sums) * packed[block, ry, rx, lane], axis=[ry, rx])
+            *behind, ry, rx = place
+            row = behind[0] * tall + ry if behind else ry
+            return te.sum(pixel.astype(sums) * packed[block, row, rx, lane], axis=place)
 
         return slide(
             image,
@@ -69,6 +79,7 @@ def template(
             combine=combine,
             finish=lambda result, y, x: result.astype(dtype),
             cut=cut,
+            slices=slices,
         )
 
     return kernel, pack

@@ -48,7 +48,7 @@ def legalize_max(builder: relax.BlockBuilder, call: Call) -> Expr:
             machine,
             element_bits=bits_of(wide),
             border=-math.inf,
-            combine=lambda pixel, block, ry, rx, lane: greatest(pixel.astype(wide), axis=[ry, rx]),
+            combine=lambda pixel, block, place, lane: greatest(pixel.astype(wide), axis=place),
             finish=lambda result, y, x: result.astype(dtype),
             cut=cut,
         )
@@ -79,7 +79,7 @@ def legalize_average(builder: relax.BlockBuilder, call: Call) -> Expr:
             machine,
             element_bits=bits_of(sums),
             border=0.0,
-            combine=lambda pixel, block, ry, rx, lane: te.sum(pixel.astype(sums), axis=[ry, rx]),
+            combine=lambda pixel, block, place, lane: te.sum(pixel.astype(sums), axis=place),
             finish=partial(divide, image),
             cut=cut,
         )

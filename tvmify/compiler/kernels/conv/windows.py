@@ -78,6 +78,17 @@ class Window:
         )
         return vertical, horizontal
 
+    def results(self, image: tuple[int, int]) -> tuple[int, int]:
+        """How many rows and columns the result of an image of so many has."""
+        top, left, bottom, right = self.padding
+        padded = (image[0] + top + bottom, image[1] + left + right)
+        reach = self.reach((1, 1))
+        tall, wide = (
+            (extent - seen) // stride + 1
+            for extent, seen, stride in zip(padded, reach, self.strides, strict=True)
+        )
+        return tall, wide
+
     def stays_inside(self, image: Sequence[int], out: Sequence[int]) -> bool:
         """Whether no window leaves an image ``[n, height, width, channels]``."""
         reach = self.reach((out[1], out[2]))
@@ -140,6 +151,7 @@ def pad(
     value: float = 0.0,
     channels: int | None = None,
     planar: bool = False,
+    copied: bool = False,
 ) -> te.Tensor:
     """Pad an NHWC image so that the windows of these output rows and columns lie within it.
 
@@ -153,11 +165,13 @@ def pad(
         Channels to pad to; None leaves them.
     planar
         Whether the image, and what is returned, is NCHW.
+    copied
+        Whether it is a copy even if nothing needs to be added.
 
     Returns
     -------
     padded
-        The image itself when nothing needs to be added.
+        Otherwise the image itself when nothing needs to be added.
     """
     shape: list[Any] = sizes.sizes_of(image.shape)
     n, height, width, own = (shape[axis] for axis in (PLANAR if planar else range(4)))
@@ -166,7 +180,7 @@ def pad(
     tall, wide = window.reach(pixels)
     if sizes.is_static(tall, wide):
         tall, wide = max(tall, height + top), max(wide, width + left)
-    if sizes.same_shape((tall, wide, channels), (height, width, own)):
+    if not copied and sizes.same_shape((tall, wide, channels), (height, width, own)):
         return image
     border = tirx.const(value, str(image.dtype))
 
