@@ -135,7 +135,6 @@ def test_gradients_through_drawing_control_flow_match_eager() -> None:
 
 
 def test_draws_are_detected_in_programs_and_code() -> None:
-    assert may_draw(None, "%3 = aten::rand(%1)")
-    assert may_draw(None, "%3 = aten.bernoulli.p(%1, 0.5)")
-    assert may_draw(Net(unread_only), "")
-    assert not may_draw(nn.Linear(2, 2), "%3 = aten::linear(%0, %1, %2)")
+    assert may_draw(None, {"aten::rand"})
+    assert may_draw(Net(unread_only), ())
+    assert not may_draw(nn.Linear(2, 2), {"aten::linear"})

@@ -454,7 +454,7 @@ def test_torchs_own_layers_are_trusted_and_methods_are_told_from_attributes() ->
     assert question_of(reached(layers)) is None
     assert question_of(reached(Scripting())) == "is_scripting"
     assert "is_scripting" in names_in(scaled)
-    assert asks_for_layout(Strides(), "")
+    assert asks_for_layout(Strides())
 
     class Pool(nn.Module):
         stride = 2
@@ -462,4 +462,4 @@ def test_torchs_own_layers_are_trusted_and_methods_are_told_from_attributes() ->
         def forward(self, x):
             return nn.functional.max_pool1d(x, 2, stride=self.stride)
 
-    assert not asks_for_layout(Pool(), "")
+    assert not asks_for_layout(Pool())

@@ -4,7 +4,7 @@ compiles, so the graph alone does not show them.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from typing import Any
 
 from tvmify.capture.questions import names_in
@@ -20,18 +20,17 @@ _NAMES = frozenset(
     gumbel_softmax scaled_dot_product_attention multi_head_attention_forward standard_gamma
     _standard_gamma _sample_dirichlet sample rsample sample_n lstm gru rnn_tanh rnn_relu""".split()
 )
-_OPERATOR = re.compile(r"\baten(?:::|\.)(\w+)")
 
 
-def may_draw(callable_: Any, fingerprint: str) -> bool:
+def may_draw(callable_: Any, operators: Iterable[str]) -> bool:
     """Whether a module or function may draw; true if in doubt.
 
     Parameters
     ----------
     callable_
         The plain module or function; None where there is only TorchScript.
-    fingerprint
-        The text of its program.
+    operators
+        Those of its program, such as ``aten::rand``.
     """
-    operators = set(_OPERATOR.findall(fingerprint))
-    return bool(operators & _NAMES or (callable_ is not None and _NAMES & names_in(callable_)))
+    drawn = _NAMES.intersection(name.removeprefix("aten::") for name in operators)
+    return bool(drawn or (callable_ is not None and _NAMES & names_in(callable_)))

@@ -54,11 +54,6 @@ _LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
 _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
 
 
-def asks_in(fingerprint: str) -> bool:
-    """Whether a program asks about gradients, by its fingerprint."""
-    return any(f" = {kind}(" in fingerprint for kind in ASKING)
-
-
 def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
     """Refuse a module or function that may ask what only eager PyTorch can answer.
 
@@ -141,19 +136,19 @@ def _asks_for(names: Collection[str]) -> tuple[str, str]:
     return reason, "Pass the answer as an argument."
 
 
-def asks_for_layout(callable_: Any, fingerprint: str) -> bool:
+def asks_for_layout(callable_: Any, operators: Collection[str] = ()) -> bool:
     """Whether a module or function asks about the memory layout of tensors.
 
     Parameters
     ----------
     callable_
         The plain module or function; None where there is only TorchScript.
-    fingerprint
-        The text of its program.
+    operators
+        Those of its program, such as ``aten::stride``.
     """
     if callable_ is not None:
         return any(_LAYOUT & function.code.methods for function in reached(callable_))
-    return any(f" = aten::{name}(" in fingerprint for name in _LAYOUT)
+    return any(f"aten::{name}" in operators for name in _LAYOUT)
 
 
 def asks_for_identity(callable_: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from tvmify.artifact.recorded_shapes import assumptions
 from tvmify.capture.scripted.fingerprint import tensor_digest
@@ -65,6 +66,17 @@ def fingerprint(program: ExportedProgram, weights: Collection[str]) -> str:
         same = seen.setdefault(tensor.data_ptr() or id(tensor), name)
         lines.append(f"weight {name}" + ("" if same == name else f" is {same}"))
     return "\n".join(lines)
+
+
+def operators_of(program: ExportedProgram) -> set[str]:
+    """Return the operators of an exported program without their overloads, e.g. ``aten::add``."""
+    parts = (part for part in program.graph_module.modules() if isinstance(part, GraphModule))
+    nodes: list[Any] = [node for part in parts for node in part.graph.nodes]
+    return {
+        node.target._schema.name
+        for node in nodes
+        if node.op == "call_function" and hasattr(node.target, "_schema")
+    }
 
 
 def _graph(module: torch.nn.Module, texts: _Texts, lines: list[str], indent: str) -> None:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact.objects import describe_objects, reachable
 from tvmify.capture.draws import may_draw
-from tvmify.capture.exported.fingerprint import fingerprint
+from tvmify.capture.exported.fingerprint import fingerprint, operators_of
 from tvmify.capture.exported.recorded_call import RecordedCall
 from tvmify.capture.exporting import FunctionModule, NoRealWrites, export, has_symbols
 from tvmify.capture.nested import avoid_nested_tensors, refuse_nested_tensors
@@ -88,8 +88,8 @@ class TracedProgram(Program):
         self.fingerprint = fingerprint(exported, self.weights)
         self._names = tuple(exported.state_dict)
         self._recorded = with_weights(exported, {})
-        self.may_draw = may_draw(callable_, self.fingerprint)
-        self.asks_for_layout = asks_for_layout(callable_, self.fingerprint)
+        self.may_draw = may_draw(callable_, operators_of(exported))
+        self.asks_for_layout = asks_for_layout(callable_)
 
     def _exported(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], varying: Varying

@@ -18,7 +18,7 @@ from tvmify.capture.regions.simplifying import simplify
 from tvmify.capture.regions.transcribing import Transcript
 from tvmify.capture.scripted.arguments import bind, defaults_of
 from tvmify.capture.scripted.effects import is_tensor
-from tvmify.capture.scripted.program import ScriptedProgram
+from tvmify.capture.scripted.program import GraphProgram
 from tvmify.capture.scripted.scripting import Scripted
 from tvmify.capture.state import resolve
 from tvmify.errors import SET_ATTRIBUTE, CaptureError, UnsupportedOperator
@@ -28,16 +28,14 @@ REGION = "tvmify::region"
 REGION_SCHEMA = "region(int number, Tensor[] tensors, int[] integers, float[] floats) -> Tensor[]"
 
 
-class RegionProgram(ScriptedProgram):
+class RegionProgram(GraphProgram):
     """A region as a separate program, whose weights a `Carrier` holds."""
 
     def __init__(self, graph: torch._C.Graph, root: Any, carrier: Carrier, is_python: bool) -> None:
         self.scripted: Any = torch._C._create_function_from_graph("region", graph)
-        self._defaults = None
-        self.is_plain = False
-        self._is_python = is_python
-        self._read_graph(graph, self.scripted.schema, root)
-        self._asks = self._grad_mode = False  # the driver runs it without gradients
+        schema = self.scripted.schema
+        # The driver runs it without gradients.
+        super().__init__(graph, schema, root, is_python=is_python, checks_modes=False)
         for name, tensor in self._state.tensors.items():
             carrier.carry(name, tensor)
         self._keep_only(carrier)

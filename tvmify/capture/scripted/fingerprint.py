@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -87,13 +87,28 @@ def type_text(type_: torch._C.JitType) -> str:
     return name if fields is None else f"{name}({', '.join(fields)})"
 
 
-def fingerprint(
+class Description(NamedTuple):
+    """What a graph computes.
+
+    Attributes
+    ----------
+    fingerprint
+        Its canonical text.
+    operators
+        The operators in it without their overloads, e.g. ``aten::add``.
+    """
+
+    fingerprint: str
+    operators: frozenset[str]
+
+
+def describe(
     graph: torch._C.Graph,
     schema: torch._C.FunctionSchema,
     state: State,
     is_python: bool = False,
-) -> str:
-    """Return the canonical text of an inlined graph, and record in ``state`` what it reads.
+) -> Description:
+    """Describe an inlined graph, and record in ``state`` what it reads.
 
     Parameters
     ----------
@@ -128,9 +143,10 @@ class _Walk:
         self._known: dict[str, Any] = {}
         self._lines: list[str] = []
         self._unsupported: list[tuple[str, str]] = []
+        self._operators: set[str] = set()
         self._count = 0
 
-    def describe(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema) -> str:
+    def describe(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema) -> Description:
         inputs = list(graph.inputs())
         arguments = list(schema.arguments)
         if self._state.root is not None:
@@ -148,7 +164,8 @@ class _Walk:
         if self._unsupported:
             names, places = zip(*self._unsupported, strict=True)
             raise UnsupportedOperator(names, places[0])
-        return "\n".join([*self._lines, *self._weights()])
+        text = "\n".join([*self._lines, *self._weights()])
+        return Description(text, frozenset(self._operators))
 
     def _weights(self) -> list[str]:
         """Name the tensors; that two names are one tensor is part of the program."""
@@ -201,6 +218,7 @@ class _Walk:
     def _operation(self, node: torch._C.Node, known: list[Any], indent: str) -> None:
         """Describe a node, and the blocks in it."""
         outputs = list(node.outputs())
+        self._operators.add(node.kind())
         operation = qualified_name(node) + self._rules(node)
         operands = ", ".join(self._text(value) for value in node.inputs())
         extra = "".join(f" {name}={_node_attribute(node, name)}" for name in node.attributeNames())

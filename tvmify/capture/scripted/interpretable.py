@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact.structure import find_class
 from tvmify.capture.exporting import quiet
-from tvmify.capture.scripted.fingerprint import fingerprint
+from tvmify.capture.scripted.fingerprint import describe
 from tvmify.capture.scripted.named_tuples import demangled
 from tvmify.capture.scripted.scripting import Scripted, script
 from tvmify.capture.state import ModulePath, State, key_part, resolve
@@ -97,7 +97,7 @@ def interpretable(callable_: Callable[..., Any] | Scripted) -> Interpretable:
         module = _module_of(module)
     schema: Any = module.forward.schema
     state = State(module._c)
-    fingerprint(module.forward.inlined_graph, schema, state)  # to record what it reads
+    describe(module.forward.inlined_graph, schema, state)  # to record what it reads
     names: dict[str, Any] = {}
     parameters, arguments = _signature(schema, names)
     return Interpretable(

@@ -14,13 +14,9 @@ from tvmify.capture.carrier import Carrier
 from tvmify.capture.draws import may_draw
 from tvmify.capture.loading import import_recorder
 from tvmify.capture.program import Program
-from tvmify.capture.questions import (
-    asks_for_identity,
-    asks_for_layout,
-    asks_in,
-)
+from tvmify.capture.questions import ASKING, asks_for_identity, asks_for_layout
 from tvmify.capture.scripted.arguments import bind, defaults_of
-from tvmify.capture.scripted.fingerprint import fingerprint
+from tvmify.capture.scripted.fingerprint import describe
 from tvmify.capture.scripted.interpreter import Interpreter
 from tvmify.capture.scripted.scripting import Scripted, without_autocast
 from tvmify.capture.state import ModulePath, State, resolve
@@ -33,19 +29,24 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 #: Where ``nn.TransformerEncoder`` checks whether a mask allows a nested tensor.
-_NESTING = "aten::_nested_tensor_from_mask_left_aligned("
+_NESTING = "aten::_nested_tensor_from_mask_left_aligned"
+#: What compares two tensors, or a tensor and None.
+_IDENTITY = frozenset({"aten::__is__", "aten::__isnot__"})
 
 
-class ScriptedProgram(Program):
-    """A scripted module or function; valid for every signature.
+class GraphProgram(Program):
+    """An inlined graph of TorchScript; valid for every signature.
 
     Parameters
     ----------
-    scripted
-        The result of `script`, or what the user scripted, traced or loaded.
-    original
-        The module or function before it was scripted; None if there is only ``scripted``. Its
-        tensors are used (they may be replaced later), and its result types.
+    graph, schema
+        The graph, and the schema of its arguments.
+    root
+        The scripted module that the graph reads weights from; None for a function.
+    is_python
+        Whether numbers and strings follow Python's rules rather than TorchScript's.
+    checks_modes
+        Whether a program that asks about gradients refuses calls in another grad mode.
 
     Raises
     ------
@@ -56,46 +57,47 @@ class ScriptedProgram(Program):
     method = "torchscript"
     reason = None
     serves_every_signature = True
+    is_plain = False
+    _defaults: dict[str, Any] | None = None
 
-    def __init__(self, scripted: Scripted, original: Callable[..., Any] | None = None) -> None:
-        is_module = isinstance(scripted, torch.jit.ScriptModule)
-        forward: Any = scripted.forward if is_module else scripted
-        self.is_plain = self._is_python = original is not None
-        self._defaults = None if original is None else defaults_of(original)
-        root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
-        with without_autocast():
-            graph = forward.inlined_graph
-        self._read_graph(graph, forward.schema, root)
-        self.may_draw = may_draw(original, self.fingerprint)
-        self.asks_for_layout = asks_for_layout(original, self.fingerprint)
-        self.asks_for_identity &= original is None or asks_for_identity(original)
-        self._keep_only(scripted if original is None else original)
-
-    def _read_graph(
-        self, graph: torch._C.Graph, schema: Any, root: torch._C.ScriptModule | None
+    def __init__(
+        self,
+        graph: torch._C.Graph,
+        schema: Any,
+        root: torch._C.ScriptModule | None,
+        *,
+        is_python: bool,
+        checks_modes: bool = True,
     ) -> None:
         self._graph = graph
         self._schema = schema
         self._is_module = root is not None
+        self._is_python = is_python
         self._state = State(root)
         # The last recording with symbols, shared by the programs of all owners.
         self._recorded: dict[Hashable, ExportedProgram] = {}
-        self.fingerprint = fingerprint(graph, schema, self._state, self._is_python)
+        described = describe(graph, schema, self._state, is_python)
+        self.fingerprint, self._operators = described
         self.weights = tuple(self._state.tensors)
-        self.asks_for_identity = " = aten::__is" in self.fingerprint
+        self.asks_for_identity = not _IDENTITY.isdisjoint(self._operators)
         # A program that never asks is recorded the same way for all calls.
-        self._grad_mode = self._inference_mode = False
-        self._asks = asks_in(self.fingerprint)
-        if self._asks:
-            self._grad_mode = torch.is_grad_enabled()
-            self._inference_mode = torch.is_inference_mode_enabled()
-            tensors = self._state.tensors.items()
-            wanted = ", ".join(name for name, tensor in tensors if tensor.requires_grad)
-            self._needs_gradients = bool(wanted) and self._grad_mode
-            self.fingerprint += (
-                f"\ngrad mode {self._grad_mode}, inference mode {self._inference_mode}, "
-                f"gradients of [{wanted}]"
-            )
+        self._asks = self._grad_mode = self._inference_mode = False
+        if not ASKING.isdisjoint(self._operators):
+            self._add_modes(checks_modes)
+
+    def _add_modes(self, checks_modes: bool) -> None:
+        """Make torch's modes a part of the fingerprint."""
+        self._asks = checks_modes
+        grad_mode = torch.is_grad_enabled()
+        self._grad_mode = checks_modes and grad_mode
+        self._inference_mode = torch.is_inference_mode_enabled()
+        tensors = self._state.tensors.items()
+        wanted = ", ".join(name for name, tensor in tensors if tensor.requires_grad)
+        self._needs_gradients = bool(wanted) and grad_mode
+        self.fingerprint += (
+            f"\ngrad mode {grad_mode}, inference mode {self._inference_mode}, "
+            f"gradients of [{wanted}]"
+        )
 
     def _keep_only(self, owner: Any) -> None:
         """Read weights from their owner from now on."""
@@ -123,14 +125,14 @@ class ScriptedProgram(Program):
         if modes != (self._grad_mode, self._inference_mode):
             raise UnsupportedInput("It was captured in another grad mode", "Capture it again.")
         tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
-        on_inference = "aten::is_inference(" in self.fingerprint
+        on_inference = "aten::is_inference" in self._operators
         if any(x.requires_grad or (on_inference and x.is_inference()) for x in tensors):
             raise UnsupportedInput(
                 "forward asks whether tensors require gradients, and an argument does, or is an "
                 "inference tensor",
                 "Pass tensors without gradients that were created outside torch.inference_mode().",
             )
-        if self._needs_gradients and _NESTING in self.fingerprint:
+        if self._needs_gradients and _NESTING in self._operators:
             raise UnsupportedInput(
                 "TorchScript checks its mask first", "Capture it by torch.export."
             )
@@ -214,6 +216,38 @@ class ScriptedProgram(Program):
         return resolve(self._owner, name) if scripted is None else scripted
 
 
+class ScriptedProgram(GraphProgram):
+    """A scripted module or function.
+
+    Parameters
+    ----------
+    scripted
+        The result of `script`, or what the user scripted, traced or loaded.
+    original
+        The module or function before it was scripted; None if there is only ``scripted``. Its
+        tensors are used (they may be replaced later), and its result types.
+
+    Raises
+    ------
+    UnsupportedOperator
+        The graph has operators or effects that cannot be interpreted.
+    """
+
+    def __init__(self, scripted: Scripted, original: Callable[..., Any] | None = None) -> None:
+        is_module = isinstance(scripted, torch.jit.ScriptModule)
+        forward: Any = scripted.forward if is_module else scripted
+        self.is_plain = original is not None
+        self._defaults = None if original is None else defaults_of(original)
+        root = scripted._c if isinstance(scripted, torch.jit.ScriptModule) else None
+        with without_autocast():
+            graph = forward.inlined_graph
+        super().__init__(graph, forward.schema, root, is_python=self.is_plain)
+        self.may_draw = may_draw(original, self._operators)
+        self.asks_for_layout = asks_for_layout(original, self._operators)
+        self.asks_for_identity &= original is None or asks_for_identity(original)
+        self._keep_only(scripted if original is None else original)
+
+
 def _modes() -> Hashable:
     """Return torch's modes that decide which operators and dtypes are recorded."""
     casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
@@ -225,7 +259,7 @@ class _Recorded(Carrier):
 
     def __init__(
         self,
-        program: ScriptedProgram,
+        program: GraphProgram,
         tensors: dict[str, torch.Tensor],
         expected: Any,
         repeated: Mapping[int, int],
