@@ -29,7 +29,7 @@ from conformance.operators import COMPILED, EAGER, Result
 from conformance.programs import explore, publish
 from conformance.stateful import MODULES
 from tvmify import tvmify
-from tvmify.dispatch import background
+from tvmify.dispatch.building import background
 
 #: Events in one sequence.
 FEWEST, MOST = 4, 24

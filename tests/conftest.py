@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tvmify.dispatch import load_or_build
-from tvmify.dispatch.allowance import allowance
+from tvmify.dispatch.building.allowance import allowance
 
 # The same examples in each run, and no limits of time: other processes may take the cores.
 settings.register_profile(

@@ -164,7 +164,7 @@ def test_invariable_dims_are_not_saved(tmp_path: Path) -> None:
 def test_dims_without_a_program_are_not_saved_as_one_shape(
     tmp_path: Path, small: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tvmify.dispatch.sizes.MOST_PROGRAMS", 0)
+    monkeypatch.setattr("tvmify.dispatch.generality.sizes.MOST_PROGRAMS", 0)
     with pytest.raises(tvmify.SaveError, match="no other program with symbolic sizes"):
         tvmify.save(called(small), tmp_path / "model.pt", signatures=[[(Dim("n"), 8)]])
 

@@ -9,7 +9,7 @@ from torch.export import Dim
 
 from tvmify import TensorSpec, WarmUpError
 from tvmify.dispatch.examples import example_arguments, sizes_of_classes
-from tvmify.dispatch.hints import CLASSES
+from tvmify.dispatch.generality.hints import CLASSES
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 CPU = torch.device("cpu")

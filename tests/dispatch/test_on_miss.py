@@ -22,8 +22,9 @@ from torch import nn
 from tests.threads import together
 from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, compiler
 from tvmify import tvmify as decorate
-from tvmify.dispatch import background, load_or_build, miss, on_miss
-from tvmify.dispatch.background import Job, Worker
+from tvmify.dispatch import load_or_build, miss, on_miss
+from tvmify.dispatch.building import background
+from tvmify.dispatch.building.background import Job, Worker
 from tvmify.errors import warn
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -406,7 +407,7 @@ def run_script(text: str) -> subprocess.CompletedProcess[str]:
     start = """
     import os, threading, torch
     from torch import nn
-    from tvmify.dispatch import background
+    from tvmify.dispatch.building import background
     from tvmify import tvmify
     from tvmify.dispatch.building import crossing
 

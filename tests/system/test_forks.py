@@ -22,7 +22,7 @@ from tvmify.system import forks
 START = """
 import faulthandler, os, signal, sys, threading, time, torch, traceback
 from torch import nn
-from tvmify.dispatch import background
+from tvmify.dispatch.building import background
 from tvmify import compiler, tvmify
 from tvmify.system import forks
 

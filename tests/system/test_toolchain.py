@@ -17,7 +17,7 @@ from torch import nn
 
 from tvmify import BuildError, TvmifyWarning, tvmify
 from tvmify.cache import DiskCache
-from tvmify.dispatch import background
+from tvmify.dispatch.building import background
 from tvmify.system import toolchain
 
 OUTPUT = 'while [ "$1" != -o ]; do shift; done; '

@@ -16,6 +16,7 @@ from tvmify.artifact import Artifact
 from tvmify.artifact.recorded_shapes import with_later_guards
 from tvmify.artifact.settings import BuildSettings
 from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.stages import Stage
 from tvmify.compiler.environment import load_ahead, prepare_tvm
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.tune.tuning import Tuning
@@ -46,7 +47,7 @@ def compile(
     program: ExportedProgram,
     target: Target,
     settings: BuildSettings = _DEFAULT,
-    on_stage: Callable[[str], object] = lambda name: None,
+    on_stage: Callable[[Stage], object] = lambda name: None,
     *,
     tuning: Tuning | None = None,
     threads: int | None = None,
@@ -62,8 +63,7 @@ def compile(
     settings
         What else affects the code.
     on_stage
-        Called with the name of each stage when it begins: ``"decompose"``, ``"import"``,
-        ``"tune"``, ``"lower"``, ``"schedule"``, ``"build"``, ``"link"``, ``"release"``.
+        Called with the name of each stage from ``"decompose"`` to ``"release"`` when it begins.
     tuning
         How to time candidates for kernels; None leaves the choice to the rules.
     threads
@@ -202,13 +202,13 @@ def _compile(
 class _Stages:
     """Announces and times each stage."""
 
-    def __init__(self, on_stage: Callable[[str], object]) -> None:
+    def __init__(self, on_stage: Callable[[Stage], object]) -> None:
         self.on_stage = on_stage
-        self.current = ""
-        self.seconds: dict[str, float] = {}
+        self.current: Stage | None = None
+        self.seconds: dict[Stage, float] = {}
 
     @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: Stage) -> Iterator[None]:
         self.current = name
         self.on_stage(name)
         start = perf_counter()

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.decorate.rooms import CACHES, Step, remember
 from tvmify.dispatch.dispatcher import Dispatcher
-from tvmify.dispatch.hints import TYPICAL_CACHE, TYPICAL_PROMPT
+from tvmify.dispatch.generality.hints import TYPICAL_CACHE, TYPICAL_PROMPT
 from tvmify.dispatch.subject import Declared
 from tvmify.torch_compat.declared_sizes import STATIC, DeclaredShape, DeclaredSize
 

@@ -17,8 +17,8 @@ from typing_extensions import Unpack
 
 from tvmify.decorate.decorated import METHODS, Decorated, Single, refuse_path
 from tvmify.decorate.methods import Decoration, check_methods, decorate_methods, shortcut
-from tvmify.dispatch.declared import check_names
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.generality.declared import check_names
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions, Options

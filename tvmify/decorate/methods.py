@@ -13,8 +13,8 @@ from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
 from tvmify.decorate.caches import GrowingCache, declare_lengths, with_tensors
-from tvmify.dispatch.declared import check_names
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.generality.declared import check_names
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions

@@ -14,7 +14,7 @@ call leads to an outcome (`outcome.py`), which says how all such calls run:
 
 This file is the first line of the diagram. A miss makes the outcome: `misses.py` finds an existing
 program that also serves this call, or decides which sizes and numbers a new one leaves open
-(`generalizing.py`), and `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files
+(`generality/`), and `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files
 of every stage.
 """
 
@@ -32,20 +32,20 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Neighbours
 from tvmify.dispatch import on_miss, undescribed
 from tvmify.dispatch.counts import CacheInfo
-from tvmify.dispatch.declared import Declared
 from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.explanation import explain, info_of
 from tvmify.dispatch.files import Files
-from tvmify.dispatch.generalizing import Generalizing
+from tvmify.dispatch.generality.declared import Declared
+from tvmify.dispatch.generality.generalizing import Generalizing
+from tvmify.dispatch.generality.numbers import Numbers
+from tvmify.dispatch.generality.sizes import Sizes
+from tvmify.dispatch.generality.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.miss import Shared
 from tvmify.dispatch.misses import Misses
-from tvmify.dispatch.numbers import Numbers
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned, example
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
-from tvmify.dispatch.sizes import Sizes
-from tvmify.dispatch.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import Uninitialized
 from tvmify.runtime import LatestCall, flatten, take_failure, unusual_signature

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.dispatch.hints import CLASSES
+from tvmify.dispatch.generality.hints import CLASSES
 from tvmify.errors import WarmUpError
 from tvmify.signature import Args, Kwargs, TensorSpec
 from tvmify.torch_compat.declared_sizes import (

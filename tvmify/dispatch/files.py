@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 
 from tvmify.artifact import Artifact
-from tvmify.dispatch.declared import Declared, declared_sizes
+from tvmify.dispatch.generality.declared import Declared, declared_sizes
+from tvmify.dispatch.generality.sizes import AnySizes, Sizes
 from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.outcome import Compiled
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.sizes import AnySizes, Sizes
 from tvmify.errors import NotCompiled
 from tvmify.runtime import PackedWeights
 from tvmify.signature import Args, Kwargs, apart

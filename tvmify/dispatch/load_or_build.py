@@ -21,17 +21,18 @@ from tvmify.artifact.shapes import Shapes
 from tvmify.cache import DiskCache, Key, Measurements, TwoLevels, disk_at, remote_at
 from tvmify.cache.directory import is_there
 from tvmify.capture import Program
-from tvmify.dispatch import background, building, keys, on_miss
-from tvmify.dispatch.allowance import allowance
+from tvmify.dispatch import building, keys, on_miss
+from tvmify.dispatch.building import background
+from tvmify.dispatch.building.allowance import allowance
 from tvmify.dispatch.fit import misfit
-from tvmify.dispatch.hints import numbers, tuned
+from tvmify.dispatch.generality.hints import numbers, tuned
+from tvmify.dispatch.generality.sizes import Specialized
+from tvmify.dispatch.generality.symbols import sizes_of
 from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu, processor
 from tvmify.dispatch.programs import Found, Source
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.sizes import Specialized
-from tvmify.dispatch.symbols import sizes_of
 from tvmify.errors import CacheError
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor, casting, measure, measure_on

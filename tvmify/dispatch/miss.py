@@ -20,6 +20,7 @@ from tvmify.cache import Key
 from tvmify.capture import STATIC, Program, Varying, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
 from tvmify.dispatch.counts import Counts
+from tvmify.dispatch.generality.sizes import Specialized
 from tvmify.dispatch.load_or_build import Wanted, keep, load_again, obtain, reject
 from tvmify.dispatch.module_state import ModuleState
 from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
@@ -31,7 +32,6 @@ from tvmify.dispatch.proof import Prove, runs, unusable
 from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.sizes import Specialized
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import (
     CacheMiss,

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Hashable
 
 from tvmify.dispatch import recording, undescribed
-from tvmify.dispatch.declared import Declared, declared_sizes
-from tvmify.dispatch.generalizing import Generalizing, Kept
+from tvmify.dispatch.generality.declared import Declared, declared_sizes
+from tvmify.dispatch.generality.generalizing import Generalizing, Kept
 from tvmify.dispatch.miss import Miss, Shared, by_parts
 from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome, Partitioned
 from tvmify.dispatch.outcomes import Place

@@ -10,10 +10,11 @@ from typing import TypeAlias
 
 import torch
 
+from tvmify.artifact.stages import Stage
 from tvmify.cache import Key, Neighbours
-from tvmify.dispatch import background
-from tvmify.dispatch.allowance import allowance
-from tvmify.dispatch.background import Job
+from tvmify.dispatch.building import background
+from tvmify.dispatch.building.allowance import allowance
+from tvmify.dispatch.building.background import Job
 from tvmify.dispatch.keys import modes_text
 from tvmify.dispatch.programs import Found
 from tvmify.dispatch.progress import Stages
@@ -299,7 +300,7 @@ class _Watchful(Stages):
         self._between = between
         self._modes = modes
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: Stage) -> None:
         self._between()
         # Not in other stages: the compiler turns autocast off itself.
         if name in ("export", "store") and modes_text() != self._modes:

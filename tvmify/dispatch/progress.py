@@ -11,6 +11,7 @@ from typing import Any, TextIO, cast
 
 from typing_extensions import Self
 
+from tvmify.artifact.stages import Stage
 from tvmify.system import forks
 from tvmify.system.signals import HeldSignals, handle_signals
 
@@ -61,15 +62,15 @@ class Stages:
     threads: int | None = None
 
     def __init__(self, subject: str, visible: bool) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[Stage, float] = {}
         self.subject = subject
         self._visible = visible
         self._display: Any = None
         self._spinner: Any = None
-        self._stage: tuple[str, float] | None = None
+        self._stage: tuple[Stage, float] | None = None
         self._signals = HeldSignals()
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: Stage) -> None:
         """End the current stage, if there is one, and begin another."""
         self.end()
         handle_signals()

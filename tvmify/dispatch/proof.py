@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from tvmify.dispatch.generality.numbers import NumberCall
 from tvmify.dispatch.module_state import ModuleState
-from tvmify.dispatch.numbers import NumberCall
 from tvmify.dispatch.request import Request
 from tvmify.errors import BuildError, described
 from tvmify.runtime import Executor, PackedWeights

@@ -19,8 +19,8 @@ from torch import nn
 from tvmify.decorate.decorated import dispatcher_of, dispatchers_of, is_decorated
 from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch import on_miss, recording
-from tvmify.dispatch.declared import Declared, in_order
 from tvmify.dispatch.dispatcher import Dispatcher
+from tvmify.dispatch.generality.declared import Declared, in_order
 from tvmify.dispatch.outcome import Choice, Compiled, Eager
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.recording import Recorded

@@ -12,7 +12,7 @@ from torch import nn
 
 from tvmify import tvmify as decorate
 from tvmify.dispatch import on_miss
-from tvmify.dispatch.allowance import Allowance
+from tvmify.dispatch.building.allowance import Allowance
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_builder_process_lifecycle() -> None:
     script = """
     import os, signal, sys, tempfile, time, torch
     from torch import nn
-    from tvmify.dispatch import background
+    from tvmify.dispatch.building import background
     from tvmify import tvmify
     signal.alarm(250)
     os.chdir(tempfile.mkdtemp())

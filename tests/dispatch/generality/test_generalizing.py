@@ -13,7 +13,7 @@ from tvmify import tvmify as decorate
 from tvmify.artifact import Artifact
 from tvmify.capture import STATIC, Varying
 from tvmify.decorate.decorated import dispatcher_of
-from tvmify.dispatch.generalizing import Generalizing, Kept
+from tvmify.dispatch.generality.generalizing import Generalizing, Kept
 from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import CaptureError, NotCompiled, NumberNeeded, TracedElsewhere

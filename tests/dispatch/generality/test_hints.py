@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvmify.artifact.expressions import Term
 from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.capture import Varying
-from tvmify.dispatch.hints import TYPICAL_CACHE, numbers, tuned
-from tvmify.dispatch.symbols import cache_lengths, joined
+from tvmify.dispatch.generality.hints import TYPICAL_CACHE, numbers, tuned
+from tvmify.dispatch.generality.symbols import cache_lengths, joined
 
 
 def test_tokens_and_their_mask_are_one_size_until_they_differ():

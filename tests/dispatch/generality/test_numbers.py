@@ -13,7 +13,7 @@ from torch import nn
 
 import tvmify
 from tvmify import tvmify as decorate
-from tvmify.dispatch import numbers
+from tvmify.dispatch.generality import numbers
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 VALUES = [0.1, 1 / 3, -0.0, 1e-50, 3e38, math.inf, -math.inf, math.nan, 16777217.0]

@@ -17,7 +17,7 @@ from tests.tolerances import assert_close_to_reference
 from tvmify import TensorSpec, TvmifyWarning, WarmUpError
 from tvmify import tvmify as decorate
 from tvmify.capture import exporting
-from tvmify.dispatch import numbers
+from tvmify.dispatch.generality import numbers
 
 #: Around the edges of tiles of eight rows, and one beyond the largest class.
 LENGTHS = (2, 7, 8, 9, 15, 16, 17, 31, 33, 65)
@@ -363,7 +363,7 @@ def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
 
 
 def test_each_kind_of_call_may_have_symbolic_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tvmify.dispatch.sizes.MOST_PROGRAMS", 1)
+    monkeypatch.setattr("tvmify.dispatch.generality.sizes.MOST_PROGRAMS", 1)
     module = Optional()
     fast = compiled(module)
     for count in (1, 2):

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tvmify.dispatch.allowance import allowance
 from tvmify.dispatch.building import Builder
+from tvmify.dispatch.building.allowance import allowance
 from tvmify.dispatch.reasons import without_frames
 from tvmify.errors import TvmifyWarning
 from tvmify.system.stack import large_stacks

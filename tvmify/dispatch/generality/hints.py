@@ -8,7 +8,7 @@ from math import isqrt, prod
 
 from tvmify.artifact.shapes import Axis, Shapes
 from tvmify.capture import Varying
-from tvmify.dispatch.symbols import Symbols, TensorSizes
+from tvmify.dispatch.generality.symbols import Symbols, TensorSizes
 
 #: For each class: the largest product of all symbols, and the product that its program is tuned
 #: for. Measured on matrix products with that many rows: docs/measurements/shapes.md.

@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
-from tvmify.dispatch.hints import TYPICAL_CACHE, is_tuned, numbers, tuned
-from tvmify.dispatch.outcome import Outcome, Run
-from tvmify.dispatch.request import Request
-from tvmify.dispatch.symbols import (
+from tvmify.dispatch.generality.hints import TYPICAL_CACHE, is_tuned, numbers, tuned
+from tvmify.dispatch.generality.symbols import (
     Symbols,
     TensorSizes,
     cache_lengths,
@@ -30,6 +28,8 @@ from tvmify.dispatch.symbols import (
     sizes_of,
     varying_of,
 )
+from tvmify.dispatch.outcome import Outcome, Run
+from tvmify.dispatch.request import Request
 from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
 from tvmify.runtime import ShapeGuard
 from tvmify.signature import Args, Kwargs, TensorSpec

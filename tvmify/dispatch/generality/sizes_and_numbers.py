@@ -8,10 +8,10 @@ from typing import Any
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
-from tvmify.dispatch.numbers import AnyNumbers, NumberCall, Numbers
+from tvmify.dispatch.generality.numbers import AnyNumbers, NumberCall, Numbers
+from tvmify.dispatch.generality.sizes import AnySizes, Sizes, SizesOpen
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.sizes import AnySizes, Sizes, SizesOpen
 from tvmify.errors import NotCompiled, NumberNeeded
 
 

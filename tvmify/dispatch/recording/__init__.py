@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tvmify.dispatch.declared import Declared
+from tvmify.dispatch.generality.declared import Declared
 from tvmify.dispatch.recording import trees
 from tvmify.dispatch.recording.modes import modes_now
 from tvmify.dispatch.recording.trees import text_of, tree_of, value_of
