@@ -1,15 +1,13 @@
 """Let pyright and mypy check what a user writes, against the tvmify of an environment.
 
-    python .ci/check_types.py ENVIRONMENT/bin/python [CHECKOUT]
+    python .ci/check_types.py ENVIRONMENT/bin/python
 
-The checkers are those of the Python that runs this. An editable installation is nothing that they
-could find: then name the checkout.
+The checkers are those of the Python that runs this.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,27 +25,19 @@ follow_imports = silent
 """
 
 
-def main(python: str, *checkouts: str) -> int:
+def main(python: str) -> int:
     """Return how many of the checkers complain; they print why."""
     with tempfile.TemporaryDirectory() as place:
         user = shutil.copy(USER, place)
-        pyright = {"reportUnnecessaryTypeIgnoreComment": "error", "extraPaths": checkouts}
+        pyright = {"reportUnnecessaryTypeIgnoreComment": "error"}
         Path(place, "pyrightconfig.json").write_text(json.dumps(pyright), encoding="utf-8")
         Path(place, "mypy.ini").write_text(MYPY, encoding="utf-8")
-        # The second is for the plugin, which mypy itself imports.
-        environment = os.environ | {"MYPYPATH": os.pathsep.join(checkouts)}
-        if checkouts:
-            before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-            environment["PYTHONPATH"] = os.pathsep.join([*checkouts, *filter(None, before)])
         commands = (
             ["pyright", "--pythonpath", python, "--project", place],
             ["mypy", "--python-executable", python, user],
         )
         return sum(
-            subprocess.run(
-                [sys.executable, "-m", *command], cwd=place, env=environment, check=False
-            ).returncode
-            != 0
+            subprocess.run([sys.executable, "-m", *command], cwd=place, check=False).returncode != 0
             for command in commands
         )
 

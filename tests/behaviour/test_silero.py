@@ -65,9 +65,9 @@ def assert_same(ours: Any, theirs: Any, chunks: Tensor, rate: int) -> list[float
     return found
 
 
-def test_a_minute_of_audio_gives_the_probabilities_of_eager() -> None:
+def test_audio_gives_the_probabilities_of_eager() -> None:
     ours, theirs = tvmify(silero(), strict=True), silero()
-    found = assert_same(ours, theirs, speech(60, 16000).split(CHUNK[16000])[:-1], 16000)
+    found = assert_same(ours, theirs, speech(20, 16000).split(CHUNK[16000])[:-1], 16000)
     assert min(found) < 0.1
     assert max(found) > 0.5
     info = ours.cache_info()

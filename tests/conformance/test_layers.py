@@ -17,7 +17,7 @@ from conformance.operators import COMPILED
 from conformance.programs import Input, Program, explore, settings
 from tvmify.dispatch.outcome import Compiled
 
-LAYERS = 12
+LAYERS = 8
 PLAIN = Build(torch.float32, "default", narrow=False, seed=0)
 
 

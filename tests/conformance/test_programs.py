@@ -20,7 +20,7 @@ from conformance.programs import (
     explore,
 )
 
-PROGRAMS = 64
+PROGRAMS = 32
 
 
 def test_random_programs_match_eager() -> None:

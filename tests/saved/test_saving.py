@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import tvmify
-from tests.models import minilm_folder, resnet18
+from tests.models import minilm_folder
 from tests.processes import run_python
 from tvmify import SaveError, TvmifyWarning
 
@@ -204,14 +204,6 @@ def test_a_torchscript_module(tmp_path: Path, small: nn.Module) -> None:
     loaded = saved(torch.jit.load(buffer), tmp_path, [image()])
     x = image()
     close(loaded(x), small(x))
-
-
-def test_resnet18(tmp_path: Path) -> None:
-    net = resnet18()
-    loaded = saved(net, tmp_path, [(1, 3, 64, 64)])
-    x = torch.rand(1, 3, 64, 64)
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(x), net(x), rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------- models that TorchScript does not accept

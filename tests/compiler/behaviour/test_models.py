@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from tests.compiler.programs import check
-from tests.models import resnet18
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,17 +23,6 @@ class Logits(nn.Module):
 
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100}
-
-
-def test_mlp():
-    check(
-        nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 10), nn.Softmax(-1)),
-        torch.randn(8, 64),
-    )
-
-
-def test_resnet18():
-    check(resnet18(), torch.randn(1, 3, 64, 64))
 
 
 @pytest.mark.parametrize("padded", [0, 5])
