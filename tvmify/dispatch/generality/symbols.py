@@ -175,35 +175,46 @@ def joined(known: Symbols, seen: Sequence[TensorSizes]) -> Symbols:
 
 
 def cache_lengths(known: Symbols, sizes: TensorSizes) -> set[str]:
-    """Return the symbols that are lengths of keys and values, as calls with a cache pass them, or
-    of masks for these.
+    """Return the symbols that are lengths of a cache of keys and values, or of masks for it.
 
-    Keys and values are several tensors of four axes, of which only the third varies, or
-    the first. A mask of two axes is longer than they are, by the new tokens. One of four has the
-    number of new tokens, as other arguments do, and last the length of keys.
+    A cache is several tensors of four axes, of which only the third varies, or also the first.
     """
-    others = (names for names in known.values() if len(names) != 4)
-    elsewhere = {name for names in others for name in names if name is not None}
-    masks = {
-        names[3]
-        for names in known.values()
-        if len(names) == 4 and names[2] in elsewhere and names[3] not in elsewhere
-    }
+    lengths = _masked_keys(known)
     caches = {
         leaf: names[2]
         for leaf, names in known.items()
         if len(names) == 4 and names[2] is not None and names[1] is names[3] is None
     }
     if len(caches) > 1:
-        longest = max(size for leaf in caches for size in (sizes[leaf] or ())[2:3])
-        masks |= {
-            name
-            for leaf, names in known.items()
-            for name, size in list(zip(names, sizes[leaf] or (), strict=True))[1:]
-            if size > longest
-        }
-        masks.update(caches.values())
-    return {name for name in masks if name is not None}
+        lengths.update(caches.values())
+        shapes = {leaf: tuple(sizes[leaf] or ()) for leaf in known}
+        lengths |= _longer_than(max(shapes[leaf][2] for leaf in caches), known, shapes)
+    return lengths
+
+
+def _masked_keys(known: Symbols) -> set[str]:
+    """Return the last size of each mask of four axes: the number of keys.
+
+    The third is the number of new tokens, which other arguments have, too.
+    """
+    of_four = [names for names in known.values() if len(names) == 4]
+    others = [names for names in known.values() if len(names) != 4]
+    elsewhere = {name for names in others for name in names if name is not None}
+    return {
+        keys
+        for _, _, queries, keys in of_four
+        if queries in elsewhere and keys is not None and keys not in elsewhere
+    }
+
+
+def _longer_than(length: int, known: Symbols, shapes: Mapping[int, tuple[int, ...]]) -> set[str]:
+    """Return the symbols that are longer than a cache, by the new tokens: those of its masks."""
+    return {
+        name
+        for leaf, names in known.items()
+        for name, size in zip(names[1:], shapes[leaf][1:], strict=True)
+        if name is not None and size > length
+    }
 
 
 def sizes_of(leaves: Sequence[Any]) -> TensorSizes:
