@@ -119,18 +119,12 @@ def _average_pool_line(
 
 
 def _resize_line(
-    x: torch.Tensor, size: list[int] | None, aligned: bool, factors: list[float] | None
+    resize: Callable[..., torch.Tensor], x: torch.Tensor, size: list[int] | None, *given: Any
 ) -> torch.Tensor:
-    """Resize linearly; torch's own decomposition makes infinities at an end NaN."""
+    """Resize a sequence as images are; torch's decomposition makes infinities at an end NaN."""
+    *aligned, factors = given
     sizes, factors = size and [*size, 1], factors and [*factors, 1.0]
-    return aten.upsample_bilinear2d.vec(x.unsqueeze(-1), sizes, aligned, factors).squeeze(-1)
-
-
-def _repeat_line(
-    x: torch.Tensor, size: list[int] | None, factors: list[float] | None
-) -> torch.Tensor:
-    sizes, factors = size and [*size, 1], factors and [*factors, 1.0]
-    return aten.upsample_nearest2d.vec(x.unsqueeze(-1), sizes, factors).squeeze(-1)
+    return resize(x.unsqueeze(-1), sizes, *aligned, factors).squeeze(-1)
 
 
 def _resize_volume(
@@ -244,8 +238,8 @@ def _tables() -> tuple[Rules, Rules]:
         aten.adaptive_avg_pool2d.default: _adaptive_mean,
         aten.max_pool1d.default: _max_pool_line,
         aten.avg_pool1d.default: _average_pool_line,
-        aten.upsample_linear1d.vec: _resize_line,
-        aten.upsample_nearest1d.vec: _repeat_line,
+        aten.upsample_linear1d.vec: functools.partial(_resize_line, aten.upsample_bilinear2d.vec),
+        aten.upsample_nearest1d.vec: functools.partial(_resize_line, aten.upsample_nearest2d.vec),
         aten.upsample_trilinear3d.vec: _resize_volume,
         aten.einsum.default: einsum,
         aten.take.default: _take,

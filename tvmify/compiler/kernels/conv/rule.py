@@ -217,6 +217,7 @@ class Conv2d(Rule):
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `legalize`."""
+        # 1. Fuse element-wise blocks: prologue into the tile of sums, epilogue into its store.
         inline_producers(sch, ANCHOR, keep=(PAD,))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
@@ -229,17 +230,14 @@ class Conv2d(Rule):
         grouped = "group" in own_loops(sch, store)
         (channel,) = loops_along(sch, store, "channel")
         per_group = extent(sch, channel) // side
-        image, row, *_ = loops_along(sch, store, *PIXEL)
-        if (
-            is_compound(sch, row)
-            and sizes.is_static(sch.get(image).extent)
-            and extent(sch, image) > 1
-        ):
-            # As in `_cut`, but the number of images is a factor of each term: TVM finds no quotient
-            # in it. Simple loops are no slower.
+        if _has_quotients_tvm_keeps(sch, store):
             return None
+
+        # 2. Cut the result into tiles; tasks of several tiles are divided among the cores.
         tasks, at = _cut(sch, store, (down, across, channels), rows_first, blocks == 1)
         parallel_if_worth(sch, tasks, machine, work)
+
+        # 3. Sum up a tile in registers: all of the reduction, or a block of it.
         target, block = store, None
         if blocks > 1:
             target = sch.get_sblock(SUMS)
@@ -258,6 +256,8 @@ class Conv2d(Rule):
             initial = sch.decompose_reduction(target, block)
             for nest in (initial, store):
                 vectorize(sch, sch.get_loops(nest)[-1], lanes)
+
+        # 4. Schedule what was not fused: padding where a task reads it, or as loops of its own.
         near = rows_first and not grouped
         if side > 1:  # a tile that crosses from one group to the next sees no constant share
             crosses = 0 not in (channels % per_group, per_group % channels)
@@ -269,6 +269,15 @@ class Conv2d(Rule):
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _has_quotients_tvm_keeps(sch: s_tir.Schedule, store: SBlockRV) -> bool:
+    """Whether cutting the result would leave divisions in its indices, so that simple loops are no
+    slower: as in `_cut`, but the number of images is a factor of each term.
+    """
+    image, row, *_ = loops_along(sch, store, *PIXEL)
+    is_batch = sizes.is_static(sch.get(image).extent) and extent(sch, image) > 1
+    return is_compound(sch, row) and is_batch
 
 
 def _cut(
