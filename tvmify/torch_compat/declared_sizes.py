@@ -55,7 +55,7 @@ class DeclaredSize:
         least, most = max(self.least, other.least), min(self.most, other.most)
         if least > most:
             raise OptionError(
-                f"no size of {self.name!r} is from {self.least} to {self.most} and from "
+                f"the limits of {self.name!r} exclude each other, {self.least} to {self.most} and "
                 f"{other.least} to {other.most}: give every Dim of that name the same limits"
             )
         return dataclasses.replace(self, least=least, most=most)
