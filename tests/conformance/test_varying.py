@@ -7,7 +7,7 @@ import torch
 from conformance.programs import Input, Program, Step, explore
 from conformance.varying import ANY_SIZE, MODULES, TOGETHER, Resized, check
 
-PROGRAMS = 12
+PROGRAMS = 20
 
 
 def test_random_programs_of_varying_sizes_match_eager() -> None:
