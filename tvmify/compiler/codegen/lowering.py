@@ -24,6 +24,7 @@ from tvmify.compiler.codegen.share_evenly import ShareEvenly
 from tvmify.compiler.codegen.shuffle_loads import ShuffleLoads
 from tvmify.compiler.codegen.spread_bits import SpreadBits
 from tvmify.compiler.codegen.sums_on_stack import SumsOnStack
+from tvmify.compiler.codegen.transpose_tiles import TransposeTiles
 from tvmify.compiler.codegen.workarounds import BeforeLoops
 from tvmify.compiler.kernels.matmul.define_pairs import DefinePairs
 from tvmify.system.workers import Workers
@@ -107,6 +108,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.LoopPartition(),
         JoinIndices(),
         tirx.transform.VectorizeLoop(),
+        TransposeTiles(),
         tirx.transform.StorageRewrite(),
         HoistConditions(),
         tirx.transform.UnrollLoop(),

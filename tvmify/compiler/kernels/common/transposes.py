@@ -21,6 +21,8 @@ from tvmify.compiler.kernels.common.loops import (
 from tvmify.compiler.kernels.common.rewriting import uses
 from tvmify.compiler.microarchitecture import Microarchitecture
 
+#: Annotation of the loop that reads a tile across, for `codegen.transpose_tiles`.
+ACROSS = "tvmify.across"
 #: The most rows of a tile, which stays below the kilobyte that TVM leaves on the stack.
 _MOST_ROWS = 16
 
@@ -54,6 +56,7 @@ def schedule_transposes(
         sch.compute_at(copy, tile)
         *_, along = sch.get_loops(copy)
         sch.vectorize(along)
+    sch.annotate(row, ACROSS, 1)
     sch.unroll(row)
     sch.vectorize(column)
     return True

@@ -1,0 +1,40 @@
+"""Tiles are transposed by shuffles of whole vectors, to the same results."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tests.compiler.kernels.kernels import TARGETS, build, lowered, random
+
+op = relax.op
+_SHAPES = {"whole tiles": (2, 32, 48), "tails": (3, 37, 21), "too narrow for tiles": (2, 3, 40)}
+_DTYPES = ["float32", "float64", "float16", "int64", "int32", "int8"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", _SHAPES.values(), ids=_SHAPES)
+def test_transposes(shape: tuple[int, ...], target: tvm.target.Target):
+    for dtype in _DTYPES:
+        x = (random(*shape) * 100).astype(dtype)
+        built = build(lambda _, x: op.permute_dims(x, [0, 2, 1]), [x], target=target)
+        np.testing.assert_array_equal(built.run([x]), x.transpose(0, 2, 1), dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_element_is_loaded_by_itself(target: tvm.target.Target):
+    x, y = random(48, 32), random(32, 48, seed=1)
+
+    def program(_: relax.BlockBuilder, x: relax.Var, y: relax.Var) -> relax.Expr:
+        return op.nn.relu(op.add(op.permute_dims(x), y))
+
+    built = build(program, [x, y], target=target)
+    np.testing.assert_array_equal(built.run([x, y]), np.maximum(x.T + y, 0))
+    kernel = built.kernel().with_attr("global_symbol", "kernel")
+    code = lowered(tvm.IRModule({"kernel": kernel}), target).script()
+    assert "T.Shuffle" in code
+    assert {stride for _, stride in re.findall(r"T\.Ramp\((.*?), (\d+), \d+\)", code)} == {"1"}
