@@ -162,7 +162,6 @@ def legalize(
         relax.transform.LegalizeOps(dict(legalizers or backend.legalizers)),
         relax.transform.DeadCodeElimination(),
         # Everything that depends on weights only moves into ``pack``.
-        relax.transform.LiftTransformParams(),
         LiftWeights(),
         relax.transform.DeadCodeElimination(),
     ]
