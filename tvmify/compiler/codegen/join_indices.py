@@ -79,9 +79,9 @@ class _Joining:
         if not uses(index, [lane]) or not _divides(index, [lane]):
             return index
         for number in tirx.analysis.undefined_vars(index, []):
-            if number not in self.extents:
-                continue
             dtype = str(number.ty.dtype)
+            if number not in self.extents or dtype != str(lane.ty.dtype):
+                continue
             count, width = (tirx.const(n, dtype) for n in (self.extents[number] * lanes, lanes))
             place = tirx.Var("place", dtype)
             self.analyzer.bind(place, Range(tirx.const(0, dtype), count))
