@@ -201,6 +201,16 @@ class ShapeFromValues(nn.Module):
         return x[x > 0]
 
 
+class SplitByValues(nn.Module):
+    """Lengths of one part only: torch.export knows that it is all of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        bounds = torch.zeros(1, dtype=torch.long), (x > 2).sum()[None] + x.shape[0]
+        lengths = torch.cat(bounds).diff()
+        (part,) = x.split(lengths.tolist(), 0)
+        return part.softmax(0)
+
+
 class ChecksArguments(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         # `torch.compile` turns the default off, for the whole process.

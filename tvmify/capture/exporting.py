@@ -263,13 +263,18 @@ def _user_line(error: BaseException) -> str:
     return place
 
 
+_READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+
+
 def _refuse_unknown_shapes(program: ExportedProgram) -> None:
     """Refuse programs in which a shape or a number depends on the values of tensors."""
     for node in program.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
             sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
             symbols = [size for size in sizes if isinstance(size, SYMBOLS)]
-            if any(free_unbacked_symbols(size) for size in symbols):
+            # torch.export may replace a number that a tensor holds by the one that fits its checks.
+            is_read = symbols and node.target in _READS
+            if is_read or any(free_unbacked_symbols(size) for size in symbols):
                 raise DependsOnValues(
                     f"The result of {node.target} is a number, or has a size, that depends on the "
                     f"values of tensors ({_last_line(node.meta.get('stack_trace'))})",

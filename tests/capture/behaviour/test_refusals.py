@@ -22,6 +22,7 @@ from tvmify.errors import CaptureError, UnsupportedOperator
         (nets.LoopOnValues(), "while x.sum() < 100"),
         (nets.NumberFromValues(), "x.sum().item()"),
         (nets.ShapeFromValues(), "depends on the values"),
+        (nets.SplitByValues(), "depends on the values"),
         (nets.UnscriptableBranch(), "nets.py"),
         (nets.ChecksArguments(), "validate_args=False"),
     ],
