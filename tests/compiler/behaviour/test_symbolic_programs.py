@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -49,11 +49,24 @@ def _causal(x: torch.Tensor) -> torch.Tensor:
     return scores.softmax(-1) @ x[None]
 
 
+def _relative(x: torch.Tensor) -> torch.Tensor:
+    """Return products of every other row with the distances between these rows."""
+    rows = x[::2]
+    places = torch.arange(rows.size(0) - 1, -rows.size(0), -1.0)
+    return rows @ (places[:, None] * torch.arange(6)).cos().to(x.dtype).T
+
+
 def _graph(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return a matrix that is written at computed rows and columns."""
     rows, columns = x.argmax(1), y.argmax(1)
     matrix = x.new_zeros(x.size(0) + 8, y.size(0) + 8)
     return matrix.index_put((rows, columns), x[:, 0] + 1) @ y.new_ones(y.size(0) + 8)
+
+
+@pytest.fixture(autouse=True)
+def _no_rule_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert not [record for record in caplog.records if "next rule" in record.getMessage()]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +109,7 @@ def _graph(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             lambda x, y: torch.cat([y[x.size(0) :], x]) * 2, _two(lambda n: n + 4), id="joined"
         ),
         pytest.param(lambda x: F.pad(x, (0, 0, 0, 64 - x.size(0))), _rows(3), id="to a length"),
+        pytest.param(lambda x: F.pad(x.T, (64 - x.size(0), 0)), _rows(3), id="to a width"),
         pytest.param(lambda x: F.pad(x, (0, 0, (-x.size(0)) % 8, 0)), _rows(3), id="to a multiple"),
         pytest.param(F.instance_norm, _rows(3, 8), id="instances"),
         pytest.param(lambda x: F.group_norm(x.transpose(0, 2), 2), _rows(4, 3), id="long groups"),
@@ -117,6 +131,7 @@ def _graph(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         pytest.param(_windows, [((8 * n, 6),) for n in LENGTHS], id="attention within windows"),
         pytest.param(_masked, _rows(6), id="a computed mask"),
         pytest.param(_causal, _rows(6), id="a causal mask of ones"),
+        pytest.param(_relative, _rows(6), id="relative places"),
         pytest.param(_graph, _two(lambda n: n), id="a matrix"),
         pytest.param(
             lambda x: x.sum() + torch.arange(x.size(0) - 1, -x.size(0), -1.0).cos(),

@@ -27,6 +27,14 @@ def _distances(builder: relax.BlockBuilder, x: Any) -> Any:  # of positions from
     return relax.op.strided_slice(rows, [0], [1], [count])
 
 
+def _halves(builder: relax.BlockBuilder, x: Any) -> Any:
+    return builder.emit(relax.op.strided_slice(x, [0], [0], [x.ty.shape[0]], [2]))
+
+
+def _distances_of_halves(builder: relax.BlockBuilder, x: Any) -> Any:
+    return _distances(builder, _halves(builder, x))
+
+
 def _patches(builder: relax.BlockBuilder, x: Any) -> Any:  # of an image of any size, and a token
     rows = builder.emit(relax.op.reshape(x, [x.ty.shape[0] * x.ty.shape[1], 16]))
     return relax.op.nn.pad(rows, [1, 0, 0, 0])
@@ -41,6 +49,7 @@ ROWS: list[tuple[Any, tuple[int | str, ...], Callable[[Array], Array], int]] = [
     (_second, ("s", 16), lambda x: x[1::2], 48),
     (_fourth, ("s", 16), lambda x: x[5::4], 48),
     (_distances, ("s", 2, 16), lambda x: x.reshape(-1, 16)[1:], 48),
+    (_distances_of_halves, ("s", 2, 16), lambda x: x[::2].reshape(-1, 16)[1:], 48),
     (_patches, ("s", "t", 16), lambda x: np.pad(x.reshape(-1, 16), ((1, 0), (0, 0))), 48),
     (_tokens, (2, "s", 16), lambda x: np.pad(x, ((0, 0), (1, 0), (0, 0))), 8),
 ]

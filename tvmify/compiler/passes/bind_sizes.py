@@ -43,13 +43,14 @@ class Bindings:
     def of(self, shapes: Iterable[Iterable[Any]]) -> Bindings:
         """Add a symbol for each size of some shapes that lacks one; return this object."""
         every = [size for shape in shapes for size in shape if not sizes.is_static(size)]
+        every.sort(key=lambda size: len(str(size)))  # those that others consist of come first
         for size in every:
             if isinstance(size, tirx.Var) and size not in self.variables:
                 self.variables[size] = tirx.Var(size.name, size.ty)
         for size in every:
             known = set(self.variables).issuperset(sizes.variables_of(size))
             # A multiple of another size is never only a variable, which a kernel could infer.
-            if known or self._expressed(size) is not None:
+            if known or self._expressed(size) is not None or self._is_linear(size):
                 continue
             if not any(sizes.same(size, one) for one, _ in self.compound):
                 self.compound.append((size, sizes.variable_for(size)))
@@ -77,6 +78,18 @@ class Bindings:
         if self.compound:
             node = tvm_ffi.structural_map(node, [(_COMPOUND, replaced)], order="pre")
         return tvm_ffi.structural_map(node, [(tirx.Var, renamed)]) if self.variables else node
+
+    def _is_linear(self, size: Expr) -> bool:
+        """Whether a size is a multiple of one that has a symbol, and a number.
+
+        TVM spells what is computed from `n` and `2 n - 1` by either: tiles of the one may be as
+        many as tiles of the other.
+        """
+        own = sym.Analyzer().simplify(self.apply(size))
+        return any(
+            bool(parts := sym.detect_linear_equation(own, [symbol])) and sizes.is_static(*parts)
+            for _, symbol in self.compound
+        )
 
     def _expressed(self, part: Expr) -> Expr | None:
         """Express a size by the symbol of a compound one; None if it is made of none of them."""
@@ -282,6 +295,10 @@ def _quotient_in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | No
             # spells it: where s0 * 2 + 2 rows are tiles of 12, TVM writes s0 // 6 + 1.
             more = -1 if difference < 0 <= difference + factor else difference
             return _shifted(symbol, more) // (int(part.b) * factor)
+    for more in (-1, 0):  # tiles of `(s0 + 1) // 2 * 2 - 1` rows are `(s0 - 1) // 8 + 1`
+        spelt = sym.Analyzer().simplify((size + more) // part.b)
+        if tvm_ffi.structural_equal(part, spelt):
+            return _shifted(symbol, more) // part.b
     return None
 
 

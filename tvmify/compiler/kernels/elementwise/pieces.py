@@ -161,7 +161,7 @@ class _Turn:
 
 def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
     """Find where each condition on the last axis turns; None if one depends on other axes, too."""
-    *others, last = [variable.var for variable in block.iter_vars]
+    last = block.iter_vars[-1].var
     length = int(block.iter_vars[-1].dom.extent)
     turns: dict[Expr, _Turn] = {}
     # A condition may occur several times.
@@ -172,7 +172,8 @@ def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
         text = str(condition)
         if "[" in text:
             continue  # of values
-        if uses(condition, others) or "%" in text:
+        known_with_place = all(v.same_as(last) for v in tirx.analysis.undefined_vars(condition, []))
+        if not known_with_place or "%" in text:
             return None  # of more than the place in the row
         if not _turns_once(condition, last):
             continue
