@@ -77,7 +77,7 @@ def test_feedforward(shape: tuple[int, ...], inner: int, bias: bool):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("rows", "width", "inner"), [(1, 64, 200), (16, 64, 200), (130, 33, 70)])
+@pytest.mark.parametrize(("rows", "width", "inner"), [(1, 64, 200), (130, 33, 70)])
 def test_feedforward_of_half_types(dtype: torch.dtype, rows: int, width: int, inner: int):
     module = Feedforward(width, inner, bias=True).eval().to(dtype)
     x = torch.randn(rows, width).to(dtype)
