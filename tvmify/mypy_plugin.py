@@ -1,4 +1,4 @@
-"""For mypy, which ignores what a decorator makes of a class: adds our methods to such classes.
+"""For mypy, which ignores what a decorator does to a class: adds our methods to such classes.
 
 [tool.mypy]
 plugins = ["tvmify.mypy_plugin"]

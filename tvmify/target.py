@@ -21,7 +21,7 @@ class Device(Protocol):
         ...
 
 
-#: What ``target=`` accepts, and what `check` makes of it.
+#: What ``target=`` accepts, and what `check` turns it into.
 TargetOption: TypeAlias = str | Device | Mapping[str, Any] | None
 CheckedTarget: TypeAlias = str | Mapping[str, Any] | None
 

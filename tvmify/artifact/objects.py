@@ -59,7 +59,7 @@ pytree.register_pytree_node(
 
 
 def describe_objects(result: Any, held: Callable[[], set[int]]) -> Any:
-    """Replace the plain objects in a result that pytree takes for leaves, and each ``torch.Size``.
+    """Replace the plain objects in a result that pytree treats as leaves, and each ``torch.Size``.
 
     An object that cannot be described stays. So does one that may outlive the call, since a copy
     would lose its identity: one that is held, or that has no tensor to show that the call made it.

@@ -294,7 +294,7 @@ def _rounded_quotient(expression: Any) -> Size | None:
     if (line := _line(expression.args[0])) is None:
         return None
     size, factor, more = line
-    if abs(factor) == 1 and not more:  # as of the elements of `arange(n - 1, -1, -1.0)`
+    if abs(factor) == 1 and not more:  # such as the elements of `arange(n - 1, -1, -1.0)`
         return _size(sympy.expand(size * int(factor)))
     divisor = lcm(factor.denominator, more.denominator)
     count, rest = int(factor * divisor), int(more * divisor)

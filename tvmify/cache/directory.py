@@ -222,7 +222,7 @@ def read(file: int, largest: int) -> bytes:
     """
     with open(file, "rb", closefd=False) as stream:
         size = os.fstat(file).st_size
-        content = stream.read(min(size, largest) + 1)  # bounded, in case it grows meanwhile
+        content = stream.read(min(size, largest) + 1)  # bounded, in case it is growing
     if len(content) > largest:
         raise CacheError(f"a file of {size} bytes is too large")
     return content

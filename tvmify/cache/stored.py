@@ -123,7 +123,7 @@ def read_files(entry: int) -> EntryFiles:
     OSError
         A file cannot be read.
     """
-    # The library is opened first, so that an entry removed meanwhile can still be read.
+    # The library is opened first, so that an entry that is removed now can still be read.
     with directory.opened(LIBRARY, entry) as file:
         manifest = read_manifest(entry)
         library = directory.read(file, manifest.library_size)

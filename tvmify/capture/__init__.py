@@ -51,7 +51,7 @@ def capture(
     ----------
     callable_
         A plain module, a plain function, a ScriptModule or a ScriptFunction. It is not changed, and
-        other threads may call it meanwhile. A program is returned unchanged.
+        other threads may call it at the same time. A program is returned unchanged.
     args, kwargs
         Arguments of a call. Only shapes, dtypes and Python values count.
     varying

@@ -273,7 +273,7 @@ def _container(name: str, container: Any) -> Place:
         return list(container.items() if is_dict else container)
 
     def write(before: list[Any]) -> None:
-        # Other threads may use it meanwhile: they never find it empty.
+        # Other threads that use it never find it empty.
         if isinstance(container, list):
             container[:] = before
         elif is_dict:

@@ -81,8 +81,8 @@ def check_questions(callable_: Any, args: Any, kwargs: Any) -> None:
 
 @contextlib.contextmanager
 def refusing_unrecorded() -> Iterator[None]:
-    """Refuse code that is recorded meanwhile and asks a tensor what only eager PyTorch can answer,
-    or assigns to its data.
+    """Refuse code that, while it is recorded, asks a tensor what only eager PyTorch can answer, or
+    assigns to its data.
 
     Raises
     ------

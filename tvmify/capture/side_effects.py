@@ -20,7 +20,7 @@ from tvmify.errors import HasEffects
 
 @contextlib.contextmanager
 def refusing_effects(callable_: Any, recorded: Any) -> Iterator[None]:
-    """Refuse side effects of code that is recorded meanwhile, and undo them; use inside `tracing`.
+    """Refuse side effects of code while it is recorded, and undo them; use inside `tracing`.
 
     Parameters
     ----------

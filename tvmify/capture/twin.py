@@ -82,7 +82,7 @@ def _buffer_names(module: torch.nn.Module) -> set[str]:
 def changed_attribute(module: torch.nn.Module, original: torch.nn.Module) -> str | None:
     """Return the dotted name of an attribute that differs between a module and its twin. Parameters
     and buffers do not count, since ``torch.export`` records writes to them and replaces them
-    meanwhile; neither does the inside of objects.
+    while it runs; neither do attributes of objects.
     """
     pairs = zip(
         module.named_modules(remove_duplicate=False),

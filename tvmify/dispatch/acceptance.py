@@ -28,7 +28,7 @@ def check_results(
     eager
         Computes the call.
     is_tuned
-        Whether cuDNN times its algorithms meanwhile, which it does in each process.
+        Whether cuDNN times its algorithms during the call, as it does once in each process.
 
     Raises
     ------

@@ -141,7 +141,7 @@ def check_draws(
     NotCompiled
         It draws others.
     """
-    # Other threads may draw meanwhile, so a single comparison may find what is not there.
+    # Other threads may draw at the same time, so a single comparison may find what is not there.
     comparisons = (_compare_draws(run, eager, gpu) for _ in range(_COMPARISONS_OF_DRAWS))
     draws = next((draws for draws in comparisons if draws.agree), None)
     if draws is None:

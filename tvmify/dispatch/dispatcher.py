@@ -155,7 +155,7 @@ class Dispatcher:
             return outcome
         if outcome.bound.weights is not state.weights:
             return Eager.during_graph_capture() or self._bind(outcome)
-        # Repeat such calls in native code, unless another thread calls `latest.forget()` meanwhile.
+        # Repeat such calls in native code, unless another thread has called `latest.forget()`.
         run = outcome.plain_run if isinstance(outcome, Compiled) else None
         watched = state.watched  # None if another thread has just called refresh()
         if run is not None and watched is not None and not self._numbers.arguments:
@@ -193,7 +193,7 @@ class Dispatcher:
                 why = "another thread is capturing or compiling a call of this module"
                 return Eager.because(on_miss.postponed(why), "not captured yet")
             if self._state.watched is None:
-                self._inspect()  # another thread has called refresh() meanwhile
+                self._inspect()  # another thread has called refresh()
             known = self._memory.known((self._state.current.number, signature))
             outcome = known or self._misses.outcome(signature, args, kwargs, stages)
             # One that also serves other signatures may be bound to earlier weights.

@@ -150,7 +150,7 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
             work = dataclasses.replace(work, request=wanted.request.without_tensors())
             proof = prove if on_miss.builds_now(options) else loads
             make, export = partial(_make, work, disk, proof), partial(_export, work, stages)
-            with _BUILDING:  # another thread may have built it meanwhile
+            with _BUILDING:  # another thread may have built it by now
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
                 _LOADED.setdefault(found.key.digest, found.executor)  # for the next thread
         digest = found.key.digest
@@ -226,7 +226,7 @@ def build_once(
             if lock.enter_context(disk.building(key.digest, timeout=1.0)):
                 break
         stages.begin("load")
-        # another process may have built it meanwhile
+        # another process may have built it by now
         if (found := _load(key, disk, find)) is not None:
             return found
         artifact = build()

@@ -112,7 +112,7 @@ class Stages:
 
         screen = None if sys.stderr is None else cast("TextIO", _Screen(sys.stderr))
         self._spinner = Spinner("dots", text)
-        # What other threads print meanwhile goes where it belongs, such as to a file.
+        # What other threads print goes where it belongs, such as to a file.
         self._display = Live(
             self._spinner,
             console=Console(file=screen, stderr=True),

@@ -128,7 +128,7 @@ def _compiled(
 
 
 def _leaf(value: Any) -> Any:
-    """Return an example of an argument that autograd takes for no result."""
+    """Return an example of an argument that autograd does not take for a result."""
     if isinstance(value, torch.Tensor) and not value.is_leaf:
         return value.detach().requires_grad_()
     return value
@@ -155,7 +155,7 @@ _CONTROL_FLOW = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,
 }
-#: What Dynamo makes of ``x.data = y``.
+#: What Dynamo turns ``x.data = y`` into.
 _ASSIGNMENT = ("set_", "_lower_version_count_by_1", "shallow_copy_data_")
 
 

@@ -33,7 +33,7 @@ class Origin:
         For messages: the number of the graph, and the function and line where its code begins.
     backend_id
         The name under which the code that Dynamo made calls the graph. It is unique in a process,
-        unlike Dynamo's number of the compilation, which starts anew with ``torch._dynamo.reset()``.
+        unlike Dynamo's compilation numbers, which start again after ``torch._dynamo.reset()``.
     parameters
         The identities of the parameters that Dynamo recorded it with.
     """

@@ -113,8 +113,8 @@ class _Recording:
 class Captured:
     """A captured graph, and the tensors that it reads and writes.
 
-    Results stay where the graph wrote them as long as anybody holds them. Calls meanwhile replay a
-    twin of the graph, in the same memory but for its results, and copy these.
+    Results stay where the graph wrote them as long as anybody holds them. Until they are freed,
+    calls replay a twin of the graph, in the same memory but for its results, and copy these.
 
     Parameters
     ----------

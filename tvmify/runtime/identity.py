@@ -1,4 +1,4 @@
-"""Values that are compared by identity, since their contents cannot be compared, or need not be."""
+"""Values that are compared by identity, since their contents cannot be compared or need not be."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class HeldSignals:
     def _restore(self) -> None:
         HeldSignals._outermost = None
         for number, handler in self._handlers.items():
-            if signal.getsignal(number) == self._hold:  # keep a handler that was set meanwhile
+            if signal.getsignal(number) == self._hold:  # keep a handler that was set since
                 signal.signal(number, handler)
 
     def _hold(self, number: int, frame: FrameType | None) -> None:

@@ -116,6 +116,6 @@ def _defined(cls: type, name: str, value: Any) -> Iterator[None]:
 
 
 def _forget_lookups(cls: Any) -> None:
-    """Let Python look up the attributes of a class anew."""
+    """Let Python look up the attributes of a class again."""
     cls._tvmify_changed = True
     del cls._tvmify_changed

@@ -40,7 +40,7 @@ def tracer_of_other_threads() -> str | None:
     """Return the name of an API that traces in another thread than this one, or None."""
     here = threading.get_ident()
     # Python 3.11 makes an object of a running thread's frame when it is asked for. Were that to
-    # start a collection, a finalizer could let the thread return and free the frame meanwhile.
+    # start a collection, a finalizer could let the thread return and free the frame.
     with uncollected():
         frames = (top for thread, top in sys._current_frames().items() if thread != here)
         return next(filter(None, map(tracer_of, frames)), None)

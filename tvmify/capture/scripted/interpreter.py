@@ -38,7 +38,7 @@ class Interpreter:
     """Executes the inlined graph of a ScriptModule's or ScriptFunction's forward.
 
     All Python values (sizes, flags, dtypes, lists) are computed, so loops and branches on them do
-    not appear in a program that is recorded meanwhile.
+    not appear in a program that is being recorded.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ from torch import _jit_internal
 def noting(made: list[torch.nn.Module]) -> Iterator[None]:
     """Add to a list every module that ``torch.jit.script`` makes in this thread.
 
-    No frame is kept meanwhile: its variables are C++ modules, too, which cannot be emptied.
+    No frame is kept: its variables are C++ modules, too, which cannot be emptied.
     """
     thread = threading.get_ident()
     class_: Any = torch.jit.RecursiveScriptModule

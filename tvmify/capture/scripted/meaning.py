@@ -36,7 +36,7 @@ _TRAPPING = (
     "aten::divmod",
     "aten::__round_to_zero_floordiv",
 )
-#: Conversions that TorchScript may also insert, as of ``x.item()`` to an int where a bool is
+#: Conversions that TorchScript may also insert, such as ``x.item()`` to an int where a bool is
 #: needed.
 _CONVERSIONS = {"aten::Int": "int", "aten::Float": "float"}
 #: Builtin functions that go through the rows of a tensor, or take no tensor. TorchScript makes

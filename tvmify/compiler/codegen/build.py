@@ -59,7 +59,7 @@ def generate(
 ) -> Generated:
     """Generate code for every TIR function: LLVM's in several threads, a GPU's in one piece.
 
-    Functions are independent, and TVM releases the GIL meanwhile.
+    Functions are independent, and TVM releases the GIL while it compiles.
 
     Parameters
     ----------

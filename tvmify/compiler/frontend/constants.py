@@ -15,7 +15,7 @@ LARGEST_CONSTANT = 1 << 20  # bytes
 
 def fold_constants(program: ExportedProgram) -> None:
     """Replace constant subexpressions by tensor constants of the graph, in place. Causal masks,
-    position ids and the like, which transformers rebuild in every call, become constants;
+    position ids and similar tensors, which transformers rebuild in every call, become constants;
     converters can then see, for example, that a mask is all true. Weights are arguments, never
     constants, and so are values computed from them.
     """

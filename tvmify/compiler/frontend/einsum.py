@@ -19,7 +19,7 @@ def einsum(equation: str, operands: Sequence[torch.Tensor], **options: Any) -> t
     """Compute `torch.einsum`, by PyTorch's own decomposition if there is no single product."""
     named = _letters(equation.replace(" ", ""), operands)
     if named is None:
-        # By dispatch key, since this function replaces the operator meanwhile.
+        # By dispatch key, since this function replaces the operator at present.
         key = torch._C.DispatchKey.CompositeImplicitAutograd
         return torch.ops.aten.einsum.default._op_dk(key, equation, operands, **options)
     left, right, out, sizes = named

@@ -190,7 +190,7 @@ def _measure(
 def _time(
     workload: _Workload, results: list[Artifact | Exception], tuning: Tuning
 ) -> dict[str, float]:
-    """Return the seconds of each candidate; what cannot be built takes for ever."""
+    """Return the seconds of each candidate; infinity for one that cannot be built."""
     if isinstance(results[0], Exception):
         raise results[0]  # there is nothing to compare with
     inputs, weights = workload.sample.tensors()
@@ -229,7 +229,7 @@ def _build(
 
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        # This thread lowers, as only one may; the others build meanwhile.
+        # Only this thread may lower; the others build.
         with large_stacks():
             futures = [[begun(work, name) for name in work.candidates] for work in batch]
         return [[ended(future) for future in row] for row in futures]

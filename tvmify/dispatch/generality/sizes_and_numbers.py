@@ -98,7 +98,7 @@ class SizesAndNumbers:
         return None if numbers is None else self._both(request, numbers)
 
     def _open(self, request: Request) -> AnyNumbers | None:
-        # Declared sizes, as of calls with caches, get programs of their own.
+        # Declared sizes, such as those of calls with caches, get programs of their own.
         return None if request.declared else self._numbers.general(request)
 
     def _both(self, request: Request, numbers: AnyNumbers) -> AnySizesAndNumbers | None:

@@ -147,7 +147,7 @@ def _normalized_images(
         return of_group(x, lambda x: relax.op.strided_slice(x, shared, zeros, ones))
 
     def shifted() -> relax.Expr:
-        # less is lost, as in `deviations`; each pass subtracts anew, for nothing is stored then
+        # less is lost, as in `deviations`; each pass subtracts again, so that nothing is stored
         return emit(x - origin)
 
     def per_channel(scale: Any, default: float) -> relax.Expr:

@@ -73,7 +73,7 @@ def total_work(sch: s_tir.Schedule) -> float:
 
 
 def _calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    """Whether the block computes an exponential or the like: tens of instructions an element."""
+    """Whether the block computes a function such as exp: tens of instructions an element."""
     return _written_out(sch.get(block).body).calls_function
 
 

@@ -110,7 +110,7 @@ def exact_iterations(sch: s_tir.Schedule, block: SBlockRV) -> Size:
 
 
 def traffic(function: tirx.PrimFunc, most: float) -> float:
-    """Bytes of all arguments of a function: at most `most` elements of each, as of a table."""
+    """Bytes of all arguments of a function: at most `most` elements of each, such as a table."""
     total = 0.0
     for parameter in function.params:
         if hasattr(parameter.ty, "shape"):

@@ -79,7 +79,7 @@ class Window:
         return vertical, horizontal
 
     def results(self, image: tuple[int, int]) -> tuple[int, int]:
-        """How many rows and columns the result of an image of so many has."""
+        """Return the height and width of the result for an image of this height and width."""
         top, left, bottom, right = self.padding
         padded = (image[0] + top + bottom, image[1] + left + right)
         reach = self.reach((1, 1))

@@ -55,7 +55,7 @@ class Handwritten(Rule):
 def _with_epilogue(sch: s_tir.Schedule, name: str, machine: Microarchitecture) -> tirx.PrimFunc:
     """Return a function with the blocks around its anchor fused into it, or scheduled.
 
-    The anchor is left out meanwhile: if sizes are symbolic, TVM cannot prove that a block without
+    The anchor is left out for now: if sizes are symbolic, TVM cannot prove that a block without
     axes writes everything that others read, and then inlines nothing.
     """
     function = sch.mod["main"]

@@ -2,16 +2,16 @@
 
 The loops, if panels come first (see `plan.Plan.rows_first`)::
 
-    for each panel of columns:                  divided among the cores,
-        for each block of rows:                 together with this loop
-            for each block of the reduction:    of the panel, it stays in L1
+    for each panel of columns:                  these two loops are divided
+        for each block of rows:                 among the cores
+            for each block of the reduction:    its part of the panel stays in L1
                 for each tile of rows:
-                    for each step of the block: the next block is prefetched meanwhile
+                    for each step of the block: the next block is prefetched
                         tile += row × lanes     in registers
                     sums += tile                in L2
             epilogue(sums)
 
-With a single block of the reduction there are no sums, and each tile is stored by itself.
+With a single block of the reduction there are no sums in L2: each tile is stored directly.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ loops, outermost first:
   do not divide a row: row of tiles → [point → group → registers] → tile → results.
 - *shared* inputs, where chunks would be too few: all inputs are transformed first, in parallel;
   then channels → chunk (parallel) → as above. Each thread reads weights of its own, and inputs
-  most of which others have transformed, so that it fetches those of the next group meanwhile.
+  most of which other tasks have transformed, so it prefetches those of the next group.
 
 oneDNN's two schedules (``jit_avx512_core_f32_wino_conv_4x3``) differ in the same way.
 """
