@@ -49,6 +49,12 @@ def _causal(x: torch.Tensor) -> torch.Tensor:
     return scores.softmax(-1) @ x[None]
 
 
+def _tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the tokens of images and one before them, and a view of that one."""
+    rows = F.layer_norm(F.pad(x.flatten(2).mT, (0, 0, 1, 0)), (4,))
+    return rows, rows[:, 0]
+
+
 def _relative(x: torch.Tensor) -> torch.Tensor:
     """Return products of every other row with the distances between these rows."""
     rows = x[::2]
@@ -131,6 +137,7 @@ def _no_rule_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         pytest.param(_windows, [((8 * n, 6),) for n in LENGTHS], id="attention within windows"),
         pytest.param(_masked, _rows(6), id="a computed mask"),
         pytest.param(_causal, _rows(6), id="a causal mask of ones"),
+        pytest.param(_tokens, [((n, 4, n + 1, n + 2),) for n in LENGTHS], id="tokens"),
         pytest.param(_relative, _rows(6), id="relative places"),
         pytest.param(_graph, _two(lambda n: n), id="a matrix"),
         pytest.param(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -32,10 +33,15 @@ def fills_storage(x: torch.Tensor) -> bool:
     """Whether a tensor is contiguous and covers all of its storage."""
     stride: Any = 1
     for size, given in zip(reversed(x.shape), reversed(x.stride()), strict=True):
-        if identity_of(given) != identity_of(stride):
+        if not _is_equal(given, stride):
             return False
         stride = stride * size
-    return identity_of(stride * x.element_size()) == identity_of(x.untyped_storage().nbytes())
+    return _is_equal(stride * x.element_size(), x.untyped_storage().nbytes())
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two sizes are equal, perhaps once products of sums are written out."""
+    return bool(sympy.expand(identity_of(one) - identity_of(other)) == 0)
 
 
 def positions(view: Strided) -> torch.Tensor:
