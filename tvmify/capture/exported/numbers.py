@@ -319,13 +319,15 @@ def _with_tensor(
         if not is_known or computed not in (torch.float32, torch.float64):
             refuse(number)  # or an error of eager
     is_sum = function in (torch.add, torch.sub)
+    is_rounded = is_comparison or is_sum
     if is_sum and computed is torch.float64 and isinstance(number, Float) and number.is_product:
         refuse(number)
 
     def prepared(value: Any) -> torch.Tensor:
         value = _bare(value).to(computed)
-        return value.to(dtype) if is_comparison and dtype.is_floating_point else value
+        # Eager rounds the number to the tensor's type, except for products and quotients.
+        return value.to(dtype) if is_rounded and dtype.is_floating_point else value
 
     if is_comparison:
         return function(prepared(left), prepared(right))
-    return function(prepared(left), prepared(right)).to(result)
+    return function(prepared(left).to(computed), prepared(right).to(computed)).to(result)

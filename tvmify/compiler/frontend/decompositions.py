@@ -147,6 +147,15 @@ def _take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return aten.index(x.reshape(-1), [index.reshape(-1)]).reshape(index.shape)
 
 
+def _threshold(
+    decomposition: Callable[..., torch.Tensor], x: torch.Tensor, threshold: Any, value: Any
+) -> torch.Tensor:
+    """Compare integers with an integer, as eager does; the decomposition makes them floats."""
+    if not x.is_floating_point():
+        threshold, value = int(threshold), int(value)
+    return decomposition(x, threshold, value)
+
+
 def _of_floats(decomposition: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Keep an operator with an integer result, which the decomposition rounds differently."""
     result = decomposition(*arguments, **options)
@@ -253,6 +262,8 @@ def _tables() -> tuple[Rules, Rules]:
     for name in ("default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"):
         operator = getattr(aten.linspace, name)
         table[operator] = functools.partial(_of_floats, table[operator])
+    operator = aten.threshold.default
+    table[operator] = functools.partial(_threshold, table[operator])
     composite = _collect_all_valid_cia_ops_for_aten_namespace()
     # Without a rule, PyTorch decomposes them as in eager.
     return (

@@ -98,6 +98,27 @@ def test_comparisons(name: str):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_numbers_are_rounded_to_half_precision_except_as_factors(dtype: torch.dtype):
+    functions = {
+        "comparisons": lambda x: torch.stack([x == 0.7, x > 0.1, x <= 0.1, x != 257]),
+        "remainders": lambda x: torch.stack([x % 0.7, torch.fmod(x, 0.1), 5.3 % x]),
+        "sums": lambda x: torch.stack([x + 0.1, x - 0.7, 0.7 - x, x - torch.tensor(0.1)]),
+        "products": lambda x: torch.stack([x * 0.7, x / 0.7, x // 0.7]),
+        "hardshrink": lambda x: F.hardshrink(x, 0.1),
+    }
+    for each in functions.values():
+        x = torch.tensor([0.7, 0.1, 256, 7.3, 100], dtype=dtype)
+        assert torch.equal(executed(compiled(each, x), each, x), each(x))
+
+
+def test_thresholds_of_integers():
+    x = torch.tensor([2**31 - 2, 3, 0, -(2**31)], dtype=torch.int32)
+    for limit in (0.1, -0.5):
+        function = lambda x, limit=limit: F.threshold(x, limit, -5.0)  # noqa: E731
+        assert torch.equal(executed(compiled(function, x), function, x), function(x))
+
+
 def test_bounds_keep_nan():
     check_each(
         {

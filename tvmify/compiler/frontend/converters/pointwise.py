@@ -1,7 +1,8 @@
 """Element-wise arithmetic, comparison, logic, activations and casts.
 
 Each follows torch's type promotion: the arguments are cast to the dtype that torch computes in
-(float32 for half precision), then the result to the dtype that torch returns.
+(float32 for half precision), then the result to the dtype that torch returns. A number that meets
+half precision is rounded to it first, as in torch, except by products and quotients.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.frontend.dtypes import dtype_name
 from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.compiler.sizes import bounds, is_static
@@ -96,14 +98,39 @@ BITWISE = {
 
 
 def promoted(
-    importer: Importer, node: fx.Node, arguments: tuple[Value, ...], kind: PROMOTION
+    importer: Importer,
+    node: fx.Node,
+    arguments: tuple[Value, ...],
+    kind: PROMOTION,
+    *,
+    rounded: bool = True,
 ) -> list[relax.Expr]:
-    """Return the arguments as Relax tensors in the dtype that torch computes in."""
+    """Return the arguments as Relax tensors in the dtype that torch computes in.
+
+    Parameters
+    ----------
+    rounded
+        Whether numbers, and tensors without axes, are rounded to the half precision of the others.
+    """
     metas = [_promoting(argument) for argument in arguments]
     compute, _ = elementwise_dtypes(*metas, type_promotion_kind=kind)
     if compute is torch.bool:
         compute = torch.int8  # LLVM has no arithmetic on bools; 8 bits hold torch's results
+    _, common = elementwise_dtypes(*metas, type_promotion_kind=PROMOTION.DEFAULT)
+    if rounded and common in (torch.bfloat16, torch.float16):
+        return [_rounded(importer, argument, common, compute) for argument in arguments]
     return [importer.tensor(argument, compute) for argument in arguments]
+
+
+def _rounded(
+    importer: Importer, argument: Value, common: torch.dtype, compute: torch.dtype
+) -> relax.Expr:
+    if not isinstance(argument, (fx.Node, Expr)):
+        return importer.tensor(float(torch.tensor(float(argument)).to(common)), compute)
+    if isinstance(argument, fx.Node) and argument.meta["val"].dtype is common:
+        return importer.tensor(argument, compute)
+    half = relax.op.astype(importer.tensor(argument, compute), dtype_name(common))
+    return importer.emit(relax.op.astype(importer.emit(half), dtype_name(compute)))
 
 
 def _promoting(argument: Value) -> Any:
@@ -115,9 +142,11 @@ def _promoting(argument: Value) -> Any:
     return argument
 
 
-def _pointwise(function: Callable[..., relax.Expr], kind: PROMOTION) -> Callable[..., relax.Expr]:
+def _pointwise(
+    function: Callable[..., relax.Expr], kind: PROMOTION, rounded: bool
+) -> Callable[..., relax.Expr]:
     def convert(importer: Importer, node: fx.Node) -> relax.Expr:
-        return function(*promoted(importer, node, node.args, kind))
+        return function(*promoted(importer, node, node.args, kind, rounded=rounded))
 
     return convert
 
@@ -128,7 +157,8 @@ for _names, _kind in (
     (BOOLEAN, PROMOTION.ALWAYS_BOOL),
 ):
     for _name, _function in _names.items():
-        converts(_name)(_pointwise(_function, _kind))
+        is_rounded = _function not in (relax.op.multiply, relax.op.divide)
+        converts(_name)(_pointwise(_function, _kind, is_rounded))
 
 
 @converts("atan2.default")
@@ -174,7 +204,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     mode = node.kwargs.get("rounding_mode", default)
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
     divisor = _check_divisor(importer, node)
-    x, y = promoted(importer, node, node.args[:2], kind)
+    x, y = promoted(importer, node, node.args[:2], kind, rounded=False)
     if divisor == -1:
         return relax.op.negative(x)
     if mode is None:
