@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +40,20 @@ def test_the_package_is_the_command(cache_directory: Path) -> None:
     assert key.digest[:12] in done.stdout
     done = subprocess.run([*command, "lst"], check=False, capture_output=True, text=True)
     assert done.returncode == 2 and "Usage: tvmify [OPTIONS]" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--version", "list", "list --json"])
+def test_output_that_cannot_be_written(arguments: str, cache_directory: Path) -> None:
+    add(cache_directory)
+    command = [sys.executable, "-m", "tvmify", *arguments.split()]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "tvmify: No space left on device\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed:
+        done = subprocess.run(command, check=False, stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,40 @@ Commands import torch only when they need it, so that help and listings are fast
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tvmify.cli.doctor import doctor
 from tvmify.cli.entries import list_entries, show
 from tvmify.cli.explain_miss import explain_miss
 from tvmify.cli.inspect import inspect
 from tvmify.cli.moving import export_entries, import_entries
+from tvmify.cli.printing import output_failures
 from tvmify.cli.removing import clear, prune, verify
 from tvmify.cli.warmup import warmup
 
+
+class _Commands(TyperGroup):
+    def main(self, *args: Any, **options: Any) -> Any:
+        with output_failures():
+            return super().main(*args, **options)
+
+    # Typer itself ends with code 1 if nobody reads what these print.
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with output_failures():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with output_failures():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
     name="tvmify",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -66,6 +69,42 @@ def failures() -> Iterator[None]:
         raise fail(error, FAILED) from error
 
 
+@contextmanager
+def output_failures() -> Iterator[None]:
+    """End as other commands do if the output cannot be written.
+
+    If nobody reads it any more, as with ``tvmify list | head -1``, that is by a signal; if there is
+    no room for it, with a message and code 1.
+    """
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # it may be closed
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    except OSError as error:
+        _discard_output()
+        typer.echo(printable(f"tvmify: {error.strerror or error}"), err=True)
+        raise SystemExit(FAILED) from error
+
+
+def _discard_output() -> None:
+    """Discard what is left to write: Python would try again at its end, and print a traceback."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # for `output_failures`
+
+
 def fail(error: Exception | str, code: int) -> typer.Exit:
     """Print an error message, and return the exception to raise."""
     if isinstance(error, OSError) and error.filename is not None:
@@ -108,7 +147,7 @@ def print_json(value: Any) -> None:
 
 def print_all(*parts: Any) -> None:
     """Print texts and tables."""
-    console = Console()
+    console = _Console()
     if not console.is_terminal:
         console.width = 1000  # do not wrap lines in redirected output
     console.print(*parts, sep="\n")
