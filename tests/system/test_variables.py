@@ -22,6 +22,16 @@ def test_all_variables_are_listed() -> None:
     assert set(re.findall(r"TVMIFY_[A-Z_]+", source)) == set(variables.VARIABLES)
 
 
+def test_a_relative_cache_directory_stays_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TVMIFY_CACHE_DIR", f"cache of {tmp_path.name}")
+    monkeypatch.chdir(tmp_path)
+    before = variables.cache_directory()
+    monkeypatch.chdir("/")
+    assert before == variables.cache_directory() == tmp_path / f"cache of {tmp_path.name}"
+
+
 @pytest.mark.parametrize(
     ("text", "limits"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -118,13 +119,27 @@ def read_limits(text: str, name: str) -> Limits:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path | None:
-    """Expand a leading ``~``; warn and return None for a user who has no home directory."""
+    """Return an absolute path: expand a leading ``~``, and keep what a relative one first meant.
+
+    Warn and return None for a user who has no home directory.
+    """
     # Path.expanduser would raise for a "~" that cannot be resolved, which platformdirs may return.
     text = os.path.expanduser(path)  # noqa: PTH111
     if not text.startswith("~"):
-        return Path(text)
+        return _fixed(text)
     _warn_of_no_home(text)
     return None
+
+
+def _fixed(text: str) -> Path:
+    with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
+        return _absolute(text)
+    return Path(text)
+
+
+@functools.cache  # so that a process that changes its working directory keeps its cache
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
 
 
 @functools.cache  # warns only once
