@@ -214,17 +214,18 @@ def test_normalization():
 
 
 @pytest.mark.parametrize(
-    "norm",
+    ("norm", "batch"),
     [
-        nn.GroupNorm(4, 8),
-        nn.GroupNorm(1, 8, affine=False),
-        nn.GroupNorm(8, 8),
-        nn.InstanceNorm2d(8, affine=True),
-        nn.InstanceNorm2d(8),
+        (nn.GroupNorm(4, 8), 1),
+        (nn.GroupNorm(4, 8), 2),
+        (nn.GroupNorm(1, 8, affine=False), 2),
+        (nn.GroupNorm(8, 8), 1),
+        (nn.InstanceNorm2d(8, affine=True), 2),
+        (nn.InstanceNorm2d(8), 1),
+        (nn.InstanceNorm2d(8), 2),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("batch", [1, 2])
 def test_normalization_of_images(norm: nn.Module, batch: int):
     x = torch.randn(batch, 8, 6, 40) * 3 + 2
     artifact = check(norm, x)
