@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -139,7 +140,10 @@ def layers(draw: Draw, dtype: torch.dtype) -> Layer:
     inputs = [_input(draw, shape, dtype) for shape in shapes]
     tensors = [given.tensor() for given in inputs]
     with torch.no_grad():
-        results: list[Tensor] = pytree.tree_leaves(layer(*tensors))
+        try:
+            results: list[Tensor] = pytree.tree_leaves(layer(*tensors))
+        except NotImplementedError:  # as average pools of volumes of bfloat16
+            hypothesis.reject()
         own = draw(st.sampled_from(results)).shape
         shape = [draw(st.sampled_from([1, size, size])) for size in own]
         kept = draw(st.integers(0, len(shape))) if draw(st.booleans()) else 0
