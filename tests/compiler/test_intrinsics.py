@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -76,16 +77,20 @@ def _arguments():
 
 
 def _assert_two_units(actual, exact):
-    """NaN, infinities and signs of zero are exact, the rest is off by two units and a rounding."""
+    """NaN, infinities and signs of zero are exact, the rest is off by two units and a rounding.
+
+    `exact` has more digits than `actual`.
+    """
     with np.errstate(all="ignore"):
-        rounded = exact.astype("float32")
+        rounded = exact.astype(actual.dtype)
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(rounded))
     same = (actual == rounded) | np.isnan(rounded)
     np.testing.assert_array_equal(np.isinf(actual)[~same], False)
     zero = (actual == 0) & (rounded == 0)
     np.testing.assert_array_equal(np.signbit(actual[zero]), np.signbit(rounded[zero]))
-    unit = np.spacing(np.maximum(np.abs(rounded[~same]), np.finfo("float32").tiny))
-    error = np.abs(actual[~same].astype("float64") - exact[~same]) / unit
+    unit = np.spacing(np.maximum(np.abs(rounded[~same]), np.finfo(actual.dtype).tiny))
+    with np.errstate(all="ignore"):
+        error = np.abs(actual[~same].astype(exact.dtype) - exact[~same]) / unit
     assert np.max(error, initial=0.0) < 2.5
 
 
@@ -95,6 +100,54 @@ def test_two_units_in_the_last_place(name, target):
     x = _arguments()
     exact = getattr(torch, name)(torch.from_numpy(x).double()).numpy()
     _assert_two_units(_run(_function(name), target, x), exact)
+
+
+@pytest.mark.skipif(np.finfo("longdouble").nmant < 63, reason="long double has no more digits")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", _NAMES)
+def test_two_units_in_the_last_place_of_float64(name, target):
+    generator = np.random.default_rng(3)
+    every_exponent = generator.integers(0, 2**64, 20_000, dtype=np.uint64).view("float64")
+    usual = generator.standard_normal(20_000) * generator.choice([1e-3, 1, 20, 300], 20_000)
+    zeros_of_sine = np.arange(-2000, 2000) * np.pi / 2
+    edges = [*_EDGES, 709.78, 709.8, 708.4, 745.13, 745.14, 745.2, 750.0, 1074.0, 1075.0, 1024.0]
+    near_one = 1 + usual[::2] * 1e-3
+    edges += [-edge for edge in edges]
+    x = np.concatenate([_SPECIAL, edges, usual, zeros_of_sine, near_one, every_exponent])
+    _assert_two_units(_run(_function(name), target, x), _exact(name, x))
+
+
+@pytest.mark.skipif(np.finfo("longdouble").nmant < 63, reason="long double has no more digits")
+@pytest.mark.parametrize("target", TARGETS)
+def test_atan2_of_float64(target):
+    generator = np.random.default_rng(4)
+    usual = generator.standard_normal((2, 20_000)) * generator.choice([1e-9, 1, 1e9], (2, 20_000))
+    pairs = np.array([(a, b) for a in _SPECIAL for b in [*_SPECIAL, 1e-308, 1.7e308]]).T
+    y, x = np.concatenate([usual, pairs], axis=1)
+    with np.errstate(all="ignore"):
+        exact = np.arctan2(y.astype("longdouble"), x.astype("longdouble"))
+    _assert_two_units(_run(tirx.atan2, target, y, x), exact)
+
+
+def _exact(name, x):
+    """Return a function of float64 with the digits of long double."""
+    names = {"acos": "arccos", "asin": "arcsin", "atan": "arctan"}
+    names |= {f"{name}h": f"{names[name]}h" for name in names}
+    with np.errstate(all="ignore"):
+        wide = x.astype("longdouble")
+        if name == "sigmoid":
+            return 1 / (1 + np.exp(-wide))
+        if name == "rsqrt":
+            return 1 / np.sqrt(wide)
+        if name == "erf":
+            return np.array([_exact_erf(value) for value in x])
+        return getattr(np, names.get(name, name))(wide)
+
+
+def _exact_erf(value):
+    if not np.isfinite(value) or value == 0:
+        return np.longdouble(np.sign(value) if np.isinf(value) else value)
+    return np.longdouble(mpmath.nstr(mpmath.erf(mpmath.mpf(value)), 25))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -3,8 +3,7 @@
 Each is a range reduction and a polynomial, which LLVM keeps in vector registers. Results are
 accurate to about two units in the last place over the whole range, including denormal numbers; NaN
 and infinities are as in PyTorch. A vector with an argument outside the range of the polynomial
-(such as a sine of 1e10) is left to the C library. Functions of float64 call it element by element,
-all but remainders. Functions not listed here keep TVM's lowering.
+(such as a sine of 1e10) is left to the C library. Functions not listed here keep TVM's lowering.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ _FUNCTIONS = (
 #: Our own operators, and their names in printed programs.
 _OWN = {exponential.EXPM1: "expm1", rounding.ROUND_BFLOAT16: "round_bfloat16"}
 
-#: In float64, TVM's versions lose digits near zero or the sign of zero, so the C library is called.
-_IN_C = frozenset(
-    "acos acosh asin asinh atan atan2 atanh cosh erf expm1 log1p sinh tan tanh".split()
-)
+#: Of float32 alone: in float64, the logarithm of a power needs more digits than the type has.
+_FOR_FLOAT32 = frozenset({"tirx.pow", rounding.ROUND_BFLOAT16})
 
 
 @cache
@@ -63,13 +60,8 @@ def register() -> None:
         own = Op.get(name)
         if own.get_attr("TVectorizable") is None:  # else TVM splits vectors before they get here
             register_op_attr(name, "TVectorizable", True)
-        in_c = name.partition(".")[2]
-        before = (
-            _by_c_library(in_c)
-            if in_c in _IN_C
-            else own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
-        )
-        kinds = ("float32", "float64") if name in remainder.FUNCTIONS else ("float32",)
+        before = own.get_attr("llvm.FLowerIntrinsic") or own.get_attr("default.FLowerIntrinsic")
+        kinds = ("float32",) if name in _FOR_FLOAT32 else ("float32", "float64")
         rule = _lowering(lower, before, kinds)
         register_intrin_lowering(own.name, target="llvm", f=rule, level=_LEVEL)
 
@@ -91,13 +83,6 @@ def _lowering(
         if before is None:
             return call
         return _lane_by_lane(call, before) if "x" in dtype else before(call)
-
-    return rule
-
-
-def _by_c_library(name: str) -> Callable[[Call], Expr]:
-    def rule(call: Call) -> Expr:
-        return tirx.call_pure_extern(str(call.ty.dtype), name, *call.args)
 
     return rule
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from typing import Any
 
 from tvm import tirx
@@ -17,10 +19,12 @@ _CHAIN = 6
 class Lanes:
     """The arguments of one call, and the arithmetic on them.
 
-    What reads or writes bits is for float32 alone.
-
     Attributes
     ----------
+    digits
+        Binary digits of a float: 24 or 53. Tables of coefficients have an entry for each.
+    bias
+        The largest exponent of a float, which is added to exponents where they are stored.
     x
         The first argument.
     arguments
@@ -29,6 +33,9 @@ class Lanes:
 
     def __init__(self, *arguments: Expr) -> None:
         self.float = str(arguments[0].ty.dtype)
+        self.digits = 53 if self.float.startswith("float64") else 24
+        self.bias = 1023 if self.digits == 53 else 127
+        self._fraction = self.digits - 1
         self.int = self.float.replace("float", "int")
         self.uint = self.float.replace("float", "uint")
         self.double = self.float.replace("32", "64", 1)
@@ -52,6 +59,26 @@ class Lanes:
     def __call__(self, value: float) -> Expr:
         """Return a number as a float of each lane."""
         return tirx.const(value, self.float)
+
+    @property
+    def bits(self) -> int:
+        """How many bits a float has."""
+        return 64 if self.digits == 53 else 32
+
+    def bits_of(self, value: float) -> int:
+        """Return the bits of a number that is not negative."""
+        kind, whole = ("<d", "<q") if self.digits == 53 else ("<f", "<i")
+        return int(struct.unpack(whole, struct.pack(kind, value))[0])
+
+    @property
+    def nan(self) -> Expr:
+        """NaN in each lane."""
+        return self.as_float(self.integer(self.bits_of(math.nan)))
+
+    @property
+    def infinity(self) -> Expr:
+        """Infinity in each lane."""
+        return self.as_float(self.integer(self.bits_of(math.inf)))
 
     def integer(self, value: int) -> Expr:
         """Return a number as an integer of each lane."""
@@ -96,11 +123,12 @@ class Lanes:
 
     def magnitude(self, x: Expr | None = None) -> Expr:
         """Return the magnitude of x."""
-        return self.as_float(self.as_integer(self.x if x is None else x) & self.integer(0x7FFFFFFF))
+        all_but_sign = self.integer((1 << (self.bits - 1)) - 1)
+        return self.as_float(self.as_integer(self.x if x is None else x) & all_but_sign)
 
     def sign(self, x: Expr) -> Expr:
         """Return the bit of the sign, as an integer."""
-        return self.as_integer(x) & self.integer(-0x80000000)
+        return self.as_integer(x) & self.integer(-1 << (self.bits - 1))
 
     def with_sign(self, result: Expr, x: Expr | None = None) -> Expr:
         """Give a result that is not negative the sign of x."""
@@ -112,21 +140,24 @@ class Lanes:
 
     def whole(self, x: Expr) -> tuple[Expr, Expr]:
         """Return the nearest whole number, up to 2**22 either way, as a float and as an integer."""
-        # Beyond 2**23 the unit in the last place is 1; half of that again leaves room for a sign.
-        shifted = self.let(x + self(12582912.0))
+        # Beyond 2**23 (2**52 in float64) the unit in the last place is 1; half of that again leaves
+        # room for a sign.
+        beyond = 1.5 * 2.0**self._fraction
+        shifted = self.let(x + self(beyond))
         # By its bits, since TVM takes a number plus another, minus that, for the first.
-        number = self.let(self.as_float(self.as_integer(shifted)) - self(12582912.0))
-        return number, self.let(self.as_integer(shifted) - self.integer(0x4B400000))
+        number = self.let(self.as_float(self.as_integer(shifted)) - self(beyond))
+        return number, self.let(self.as_integer(shifted) - self.integer(self.bits_of(beyond)))
 
     def power_of_two(self, exponent: Expr) -> Expr:
         """Return 2**exponent for exponents of normal numbers."""
-        return self.as_float((exponent + self.integer(127)) << self.integer(23))
+        return self.as_float((exponent + self.integer(self.bias)) << self.integer(self._fraction))
 
     def scaled(self, mantissa: Expr, exponent: Expr) -> Expr:
         """Return ``mantissa * 2**exponent``, infinite or denormal where it has to be."""
         # In two factors: a single one could not have the exponents of infinity and denormals.
         target = Target.current(allow_none=True)
         if target is not None and Microarchitecture.of(target).vector_bits == 512:
+            exponent = self.cast(exponent, self.int.replace("64", "32", 1))
             return self.llvm("ldexp", mantissa, exponent)  # one instruction
         half = self.let(exponent >> self.integer(1))
         return mantissa * self.power_of_two(half) * self.power_of_two(exponent - half)
