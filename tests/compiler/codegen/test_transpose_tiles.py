@@ -12,7 +12,12 @@ from tvm import relax
 from tests.compiler.kernels.kernels import TARGETS, build, lowered, random
 
 op = relax.op
-_SHAPES = {"whole tiles": (2, 32, 48), "tails": (3, 37, 21), "too narrow for tiles": (2, 3, 40)}
+_SHAPES = {
+    "whole tiles": (2, 32, 48),
+    "tails": (3, 37, 21),
+    "tails of several vectors": (1, 28, 31),
+    "too narrow for tiles": (2, 3, 40),
+}
 _DTYPES = ["float32", "float64", "float16", "int64", "int32", "int8"]
 
 
@@ -23,6 +28,20 @@ def test_transposes(shape: tuple[int, ...], target: tvm.target.Target):
         x = (random(*shape) * 100).astype(dtype)
         built = build(lambda _, x: op.permute_dims(x, [0, 2, 1]), [x], target=target)
         np.testing.assert_array_equal(built.run([x]), x.transpose(0, 2, 1), dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_tails_of_each_length(target: tvm.target.Target):
+    inputs = [random(16 + rest, 32, seed=rest) for rest in range(1, 16)]
+
+    def program(builder: relax.BlockBuilder, *inputs: relax.Var) -> relax.Expr:
+        turned = [builder.emit(op.permute_dims(x)) for x in inputs]
+        return op.concat([builder.emit(op.nn.relu(x)) for x in turned], axis=1)
+
+    built = build(program, inputs, target=target)
+    np.testing.assert_array_equal(
+        built.run(inputs), np.concatenate([np.maximum(x.T, 0) for x in inputs], axis=1)
+    )
 
 
 @pytest.mark.parametrize("target", TARGETS)

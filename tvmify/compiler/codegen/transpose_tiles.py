@@ -44,8 +44,10 @@ def _visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(load, TensorLoad) or load.source not in sides:
             return None
         (lanes,) = load.indices
-        row = lanes.base * sides[load.source]
-        return tirx.BufferLoad(load.source, [tirx.Ramp(row, _ONE, lanes.lanes)])
+        side = tirx.const(sides[load.source], "int32")
+        # The last lanes of a row may be read apart, from a place further down the column.
+        row, place = tirx.floormod(lanes.base, side), tirx.floordiv(lanes.base, side)
+        return tirx.BufferLoad(load.source, [tirx.Ramp(row * side + place, _ONE, lanes.lanes)])
 
     def read_along(inner: Stmt) -> Stmt | None:
         if not isinstance(inner, tirx.BufferStore):
