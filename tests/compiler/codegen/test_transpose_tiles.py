@@ -31,20 +31,6 @@ def test_transposes(shape: tuple[int, ...], target: tvm.target.Target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_tails_of_each_length(target: tvm.target.Target):
-    inputs = [random(16 + rest, 32, seed=rest) for rest in range(1, 16)]
-
-    def program(builder: relax.BlockBuilder, *inputs: relax.Var) -> relax.Expr:
-        turned = [builder.emit(op.permute_dims(x)) for x in inputs]
-        return op.concat([builder.emit(op.nn.relu(x)) for x in turned], axis=1)
-
-    built = build(program, inputs, target=target)
-    np.testing.assert_array_equal(
-        built.run(inputs), np.concatenate([np.maximum(x.T, 0) for x in inputs], axis=1)
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
 def test_no_element_is_loaded_by_itself(target: tvm.target.Target):
     x, y = random(48, 32), random(32, 48, seed=1)
 
