@@ -229,6 +229,20 @@ def test_training_mode_during_build_runs_eager(worker: OnDemand) -> None:
     assert fast.cache_info().entries == 1
 
 
+def test_builds_begin_once_a_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    worker, job = Worker(), Job(lambda _: "built")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            worker.submit(job)
+    assert worker.submit(job) and worker.wait(60)
+    assert job.result == "built"
+    worker.stop()
+
+
 def test_deleted_module_cancels_its_build(worker: OnDemand) -> None:
     net = Net().eval()
     weight = weakref.ref(net.linear.weight)

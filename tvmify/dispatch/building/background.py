@@ -106,13 +106,14 @@ class Worker:
         with self._changed:
             if not self.has_room():
                 return False
-            self._jobs.append(weakref.ref(job))
             if self._thread is None:
                 # A daemon, so that the interpreter calls `stop`, which waits for the thread.
-                self._thread = threading.Thread(target=self._run, name="tvmify", daemon=True)
+                thread = threading.Thread(target=self._run, name="tvmify", daemon=True)
                 with large_stacks():
-                    self._thread.start()
+                    thread.start()  # raises if there may be no more threads: the next job tries
+                self._thread = thread
                 atexit.register(self.stop)
+            self._jobs.append(weakref.ref(job))
             self._changed.notify_all()
         return True
 
