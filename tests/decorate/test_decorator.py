@@ -394,6 +394,7 @@ def test_vmap_and_grad_transforms_run_eager() -> None:
     weights = dict(net.named_parameters())
     gradient = torch.func.grad(lambda w: torch.func.functional_call(net, w, (X,)).sum())(weights)
     assert gradient["linear.weight"].abs().sum() > 0
+    assert net.cache_info().eager == 2 and "is traced or transformed" in str(net.explain())
 
 
 def test_disabled_by_environment(monkeypatch: pytest.MonkeyPatch, inference: None) -> None:
@@ -401,6 +402,7 @@ def test_disabled_by_environment(monkeypatch: pytest.MonkeyPatch, inference: Non
     net = Bare().eval()
     assert torch.equal(net(X), torch.relu(net.linear(X)) + 1)
     assert net.cache_info().builds == 0
+    assert "TVMIFY_DISABLE is set" in str(net.explain())
 
 
 def test_mismatched_target_runs_eager_with_a_warning(inference: None) -> None:

@@ -114,9 +114,10 @@ class ExplainedSignature:
             yield f"      {self.reason}"
         elif self.reason:
             yield f"    runs in eager PyTorch: {self.reason}"
-            yield f"      {self.next_step}"
+            if self.next_step:
+                yield f"      {self.next_step}"
         else:
-            yield f"    runs in eager PyTorch{', which is faster here' * self.faster_in_eager}"
+            yield "    runs in eager PyTorch, which is faster here"
 
 
 @dataclass(frozen=True, kw_only=True)

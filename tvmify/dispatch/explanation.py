@@ -96,8 +96,9 @@ def _explained(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
         how, reason = outcome.parts.how, outcome.parts.reason.reason
         return replace(explained, runs="regions", runs_control_flow=how, reason=reason)
     if isinstance(outcome.why, Choice):
-        is_faster = outcome.why is Choice.FASTER
-        return replace(explained, runs="eager", faster_in_eager=is_faster)
+        if outcome.why is Choice.FASTER:
+            return replace(explained, runs="eager", faster_in_eager=True)
+        return replace(explained, runs="eager", reason=outcome.why.value)
     why = outcome.why
     return replace(explained, runs="eager", reason=why.reason, next_step=why.next_step)
 

@@ -30,7 +30,7 @@ class Undescribed:
     Attributes
     ----------
     by_reason
-        Those of calls that do not even run by parts, by the reason.
+        Those of calls that do not even run by parts, by the reason or the choice.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,11 @@ class Undescribed:
             for value in (*args, *kwargs.values()):
                 if len(self._with_objects) < _MOST_REASONS and _is_object(value):
                     self._with_objects[type(value)] = outcome
-        if outcome.reason is None or outcome.parts_may_compile:
+        if outcome.parts_may_compile:
             return outcome
         cause = _cause(outcome)
-        known = self.by_reason.load(cause)
+        # A call that could run compiled is no miss.
+        known = (self.by_reason.peek if outcome.reason is None else self.by_reason.load)(cause)
         if known is None:
             self.by_reason.store(cause, outcome)
         return known or outcome
@@ -122,4 +123,6 @@ def _cause(outcome: Eager) -> Hashable:
     """Return a value that is equal for calls without a signature for the same reason."""
     if isinstance(outcome.why, UnsupportedInput):
         return UnsupportedInput, outcome.why.argument, outcome.why.kind
+    if isinstance(outcome.why, Choice):
+        return outcome.why
     return type(outcome.why)
