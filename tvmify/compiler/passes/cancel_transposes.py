@@ -107,7 +107,7 @@ class CancelTransposes(PyExprMutator):
     def _before(self, move: relax.Call, operand: relax.Expr, call: relax.Call) -> relax.Expr | None:
         """Return the operand for the same call before a move, if it is small."""
         shape = _shape(operand)
-        if not shape or (_numbers_rows(move) and len(shape) == 1):
+        if not shape:
             return operand
         axes = _permutation(move)
         if axes is not None:
@@ -117,7 +117,9 @@ class CancelTransposes(PyExprMutator):
             return self.builder_.emit(relax.op.permute_dims(operand, inverse))
         result = _shape(call)
         if not sizes.same_shape(_shape(move), result):
-            return None
+            return None  # the operand makes an axis of one element longer
+        if _numbers_rows(move) and len(shape) == 1:
+            return operand
         if _numbers_rows(move) and sizes.same_shape(shape, result):
             return self.builder_.emit(relax.op.reshape(operand, _shape(move.args[0])))
         if not prod(sizes.hints(shape)) < prod(sizes.hints(result)):
