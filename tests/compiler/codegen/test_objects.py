@@ -46,6 +46,12 @@ def test_without_files_in_memory(module: Any, monkeypatch: pytest.MonkeyPatch) -
     assert objects.emit(module) == expected
 
 
+def test_without_proc(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(objects, "_OPEN_FILES", tmp_path / "fd")
+    with pytest.raises(BuildError, match="from which compiled code is loaded"):
+        objects.emit(module)
+
+
 def test_size_bound_holds(module: Any) -> None:
     size = len(objects.emit(module))
     assert size <= objects._largest_size(str(module.inspect_source("asm")))

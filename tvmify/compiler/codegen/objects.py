@@ -7,12 +7,15 @@ import os
 import re
 import resource
 import struct
+from pathlib import Path
 
 import tvm
 
 from tvmify.compiler.codegen import scratch
 from tvmify.errors import BuildError
 
+#: The paths of files in memory: LLVM writes to paths only, and the loader reads from paths only.
+_OPEN_FILES = Path("/proc/self/fd")
 #: A line of assembly makes fewer bytes of object code, with its relocation and symbol.
 _LINE = 128
 #: Headers of an object file.
@@ -30,9 +33,14 @@ def emit(module: tvm.runtime.Module) -> bytes:
     Raises
     ------
     BuildError
-        The process may not write a file of that size.
+        The process may not write a file of that size, or has no /proc.
     """
     _check_limit(module)
+    if not _OPEN_FILES.is_dir():
+        raise BuildError(
+            f"there is no {_OPEN_FILES}, from which compiled code is loaded",
+            "Mount /proc in this container or chroot, and call refresh().",
+        )
     try:
         file = os.memfd_create("tvmify-object", os.MFD_CLOEXEC)
     except OSError as error:
@@ -40,7 +48,7 @@ def emit(module: tvm.runtime.Module) -> bytes:
             raise
         return _emit_to_disk(module)
     try:
-        module.write_to_file(f"/proc/self/fd/{file}", "o")
+        module.write_to_file(str(_OPEN_FILES / str(file)), "o")
         return _content(file)
     finally:
         os.close(file)
