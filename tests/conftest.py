@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
+import sys
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cachetools import LRUCache, cached
 from hypothesis import HealthCheck, settings
 
 from tvmify.dispatch import load_or_build
@@ -75,6 +80,33 @@ def _no_rule_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the code that earlier tests loaded, as a new process would."""
     monkeypatch.setattr(load_or_build, "_LOADED", weakref.WeakValueDictionary())
+
+
+@functools.cache
+def _once(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Let LLVM compile equal functions once: that takes a quarter of a test, and half are equal."""
+    import tvm_ffi
+
+    def key(part: Any, target: Any) -> tuple[Any, ...]:
+        names = sorted(variable.name_hint for variable in part.get_global_vars())
+        return tvm_ffi.structural_hash(part, map_free_vars=True), *names, str(target)
+
+    known = cached(LRUCache(256), key, threading.Lock())(compiled)
+
+    @functools.wraps(compiled)
+    def found(part: Any, target: Any) -> Any:
+        module, content = known(part, target)
+        # Kernels for a GPU become part of the module.
+        return compiled(part, target) if module.imports else (module, content)
+
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = sys.modules.get("tvmify.compiler.codegen.build")
+    if build is not None:
+        monkeypatch.setattr(build, "_compiled", _once(build._compiled))
 
 
 @pytest.fixture(autouse=True)
