@@ -104,7 +104,8 @@ def test_numbers_are_rounded_to_half_precision_except_as_factors(dtype: torch.dt
         "comparisons": lambda x: torch.stack([x == 0.7, x > 0.1, x <= 0.1, x != 257]),
         "remainders": lambda x: torch.stack([x % 0.7, torch.fmod(x, 0.1), 5.3 % x]),
         "sums": lambda x: torch.stack([x + 0.1, x - 0.7, 0.7 - x, x - torch.tensor(0.1)]),
-        "products": lambda x: torch.stack([x * 0.7, x / 0.7, x // 0.7]),
+        "factors and divisors": lambda x: torch.stack([x * 0.7, x / 0.7, x // 0.7]),
+        "dividends": lambda x: torch.stack([0.7 // x, torch.tensor(0.7) / x]),
         "hardshrink": lambda x: F.hardshrink(x, 0.1),
     }
     for each in functions.values():

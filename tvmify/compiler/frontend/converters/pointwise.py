@@ -2,12 +2,12 @@
 
 Each follows torch's type promotion: the arguments are cast to the dtype that torch computes in
 (float32 for half precision), then the result to the dtype that torch returns. A number that meets
-half precision is rounded to it first, as in torch, except by products and quotients.
+half precision is rounded to it first, as in torch, but not a factor or a divisor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,6 +64,8 @@ FLOAT = {
     "tan.default": relax.op.tan,
     "tanh.default": relax.op.tanh,
 }
+#: Indices of the arguments that torch does not round to half precision, if they are numbers.
+EXACT = {relax.op.multiply: (0, 1), relax.op.divide: (1,)}
 #: The result is a boolean.
 BOOLEAN = {
     "eq.Scalar": relax.op.equal,
@@ -103,23 +105,28 @@ def promoted(
     arguments: tuple[Value, ...],
     kind: PROMOTION,
     *,
-    rounded: bool = True,
+    exact: Sequence[int] = (),
 ) -> list[relax.Expr]:
     """Return the arguments as Relax tensors in the dtype that torch computes in.
 
     Parameters
     ----------
-    rounded
-        Whether numbers, and tensors without axes, are rounded to the half precision of the others.
+    exact
+        Which arguments are not rounded to the half precision of the others, if they are numbers or
+        tensors without axes.
     """
     metas = [_promoting(argument) for argument in arguments]
     compute, _ = elementwise_dtypes(*metas, type_promotion_kind=kind)
     if compute is torch.bool:
         compute = torch.int8  # LLVM has no arithmetic on bools; 8 bits hold torch's results
     _, common = elementwise_dtypes(*metas, type_promotion_kind=PROMOTION.DEFAULT)
-    if rounded and common in (torch.bfloat16, torch.float16):
-        return [_rounded(importer, argument, common, compute) for argument in arguments]
-    return [importer.tensor(argument, compute) for argument in arguments]
+    is_half = common in (torch.bfloat16, torch.float16)
+    return [
+        _rounded(importer, argument, common, compute)
+        if is_half and index not in exact
+        else importer.tensor(argument, compute)
+        for index, argument in enumerate(arguments)
+    ]
 
 
 def _rounded(
@@ -143,10 +150,10 @@ def _promoting(argument: Value) -> Any:
 
 
 def _pointwise(
-    function: Callable[..., relax.Expr], kind: PROMOTION, rounded: bool
+    function: Callable[..., relax.Expr], kind: PROMOTION, exact: Sequence[int]
 ) -> Callable[..., relax.Expr]:
     def convert(importer: Importer, node: fx.Node) -> relax.Expr:
-        return function(*promoted(importer, node, node.args, kind, rounded=rounded))
+        return function(*promoted(importer, node, node.args, kind, exact=exact))
 
     return convert
 
@@ -157,8 +164,7 @@ for _names, _kind in (
     (BOOLEAN, PROMOTION.ALWAYS_BOOL),
 ):
     for _name, _function in _names.items():
-        is_rounded = _function not in (relax.op.multiply, relax.op.divide)
-        converts(_name)(_pointwise(_function, _kind, is_rounded))
+        converts(_name)(_pointwise(_function, _kind, EXACT.get(_function, ())))
 
 
 @converts("atan2.default")
@@ -204,7 +210,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     mode = node.kwargs.get("rounding_mode", default)
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
     divisor = _check_divisor(importer, node)
-    x, y = promoted(importer, node, node.args[:2], kind, rounded=False)
+    x, y = promoted(importer, node, node.args[:2], kind, exact=EXACT[relax.op.divide])
     if divisor == -1:
         return relax.op.negative(x)
     if mode is None:
