@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch import fx
+from torch._ops import HigherOrderOperator, OperatorBase
 from torch._subclasses.fake_tensor import is_fake
 from torch.export import ExportedProgram, _trace
 from torch.fx.experimental.symbolic_shapes import (
@@ -264,6 +265,24 @@ def _user_line(error: BaseException) -> str:
 
 
 _READS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+_CHECKS = (
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+)
+
+
+def _is_only_checked(number: fx.Node) -> bool:
+    """Whether only checks read a number, or what Python computes from it."""
+    return all(
+        user.target in _CHECKS
+        or (
+            user.op == "call_function"
+            and not isinstance(user.target, OperatorBase)
+            and _is_only_checked(user)
+        )
+        for user in number.users
+    )
 
 
 def _refuse_unknown_shapes(program: ExportedProgram) -> None:
@@ -273,7 +292,7 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
             sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
             symbols = [size for size in sizes if isinstance(size, SYMBOLS)]
             # torch.export may replace a number that a tensor holds by the one that fits its checks.
-            is_read = symbols and node.target in _READS
+            is_read = symbols and node.target in _READS and not _is_only_checked(node)
             if is_read or any(free_unbacked_symbols(size) for size in symbols):
                 raise DependsOnValues(
                     f"The result of {node.target} is a number, or has a size, that depends on the "
