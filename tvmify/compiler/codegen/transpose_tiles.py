@@ -19,6 +19,7 @@ from tvmify.compiler.sizes import factor, product
 
 #: The sides of tiles that are transposed: how many elements vectors have.
 _SIDES = (4, 8, 16)
+_ONE = tirx.const(1, "int32")
 
 
 @compiler_pass
@@ -123,6 +124,3 @@ def _transposed(tile: tirx.Var, side: int) -> list[Stmt]:
         width //= 2
     parts += [tirx.BufferStore(tile, row, [at]) for row, at in zip(rows, places, strict=True)]
     return parts
-
-
-_ONE = tirx.const(1, "int32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from tvm import tirx
@@ -9,7 +10,7 @@ from tvm.ir import Expr
 
 from tvmify.compiler.intrinsics.exponential import power_of_two_of
 from tvmify.compiler.intrinsics.lanes import Lanes
-from tvmify.compiler.intrinsics.logarithm import split
+from tvmify.compiler.intrinsics.logarithm import as_number, split
 
 
 def _rsqrt(v: Lanes) -> Expr:
@@ -23,7 +24,7 @@ def _logarithm(v: Lanes, x: Expr) -> Expr:
     """
     denormal = x < v(1.17549435e-38)
     bits, f = split(v, v.let(tirx.Select(denormal, x * v(8388608.0), x)))
-    n = v.cast(bits, v.float) * v(2.0**-23) - tirx.Select(denormal, v(23.0), v(0.0))
+    n = as_number(v, bits) - tirx.Select(denormal, v(23.0), v(0.0))
     wide = v.let(v.cast(f, v.double))
     p = v.polynomial(
         wide,
@@ -59,11 +60,11 @@ def _pow(v: Lanes) -> Expr:
     half = y * v(0.5)
     odd = tirx.all(tirx.floor(y) == y, tirx.floor(half) != half)
     negative = tirx.Select(odd, v.with_sign(result, v(-1.0)), result)
-    negative = tirx.Select(tirx.floor(y) == y, negative, v.as_float(v.integer(0x7FC00000)))
+    negative = tirx.Select(tirx.floor(y) == y, negative, v.nan)
     result = tirx.Select(x < v(0.0), negative, result)
     # Zeros, infinities and NaN have special rules, which the C library knows. Not a negation of
     # comparisons of floats: TVM takes ``not (a < b)`` for ``a >= b``.
-    infinite = v.integer(0x7F800000)
+    infinite = v.integer(v.bits_of(math.inf))
     rare = tirx.any(
         v.as_integer(base) == v.integer(0),
         v.as_integer(base) >= infinite,

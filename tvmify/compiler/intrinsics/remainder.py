@@ -17,16 +17,14 @@ def _fmod(v: Lanes) -> Expr:
     exact one was just below. Then ``x - whole * y`` is a multiple of the last place of y, no larger
     than y: one fused operation computes it without rounding, and so does the correction by y.
     """
-    x, y = (v.let(v.llvm("fabs", argument)) for argument in v.arguments)
+    x, y = (v.let(v.magnitude(argument)) for argument in v.arguments)
     quotient = v.let(x / y)
     rest = v.let(v.fma(v(0.0) - tirx.trunc(quotient), y, x))
     rest = tirx.Select(rest < v(0.0), rest + y, rest)
     # Also where y is infinite, and zero times it would be NaN.
     rest = tirx.Select(x < y, x, rest)
-    digits = 24 if v.float.startswith("float32") else 53
-    rare = quotient >= v(2.0**digits)
-    return v.unless(rare, tirx.Mod(*v.arguments), v.llvm("copysign", rest, v.arguments[0]))
+    rare = quotient >= v(2.0**v.digits)
+    return v.unless(rare, tirx.Mod(*v.arguments), v.with_sign(rest))
 
 
-#: Of float32 and float64.
 FUNCTIONS: dict[str, Callable[[Lanes], Expr]] = {"tirx.fmod": _fmod}
