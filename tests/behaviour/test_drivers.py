@@ -12,7 +12,7 @@ from torch import nn
 from tvmify import TvmifyWarning, tvmify
 from tvmify.cache import DiskCache, Key
 from tvmify.dispatch import keys, load_or_build
-from tvmify.dispatch.miss import Miss
+from tvmify.dispatch.attempt import Attempt
 from tvmify.dispatch.programs import Source
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -87,16 +87,16 @@ def test_unrunnable_code_is_rebuilt_for_this_driver(
 ):
     monkeypatch.setenv("TVMIFY_CACHE_URL", (tmp_path / "shared").as_uri())
     machine.call(None, compare=False)
-    start = Miss._start
+    start = Attempt._start
 
-    def fails_if_loaded(self: Miss, *arguments: Any) -> Any:
+    def fails_if_loaded(self: Attempt, *arguments: Any) -> Any:
         if self._facts.source is Source.LOADED:
             raise RuntimeError("no kernel image")
         return start(self, *arguments)
 
-    monkeypatch.setattr(Miss, "_start", fails_if_loaded)
+    monkeypatch.setattr(Attempt, "_start", fails_if_loaded)
     with pytest.warns(TvmifyWarning, match="built again: no kernel image"):
         assert machine.call("13.0", compare=False).builds == 1
-    monkeypatch.setattr(Miss, "_start", start)
+    monkeypatch.setattr(Attempt, "_start", start)
     info = machine.call("13.0", compare=False)
     assert (info.builds, info.disk_hits) == (0, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tvmify.dispatch import miss
+from tvmify.dispatch import attempt
 
 
 @pytest.fixture
@@ -34,4 +34,4 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 @pytest.fixture
 def captured(count_calls: Callable[..., list[Any]]) -> list[int]:
     """Get the number of rows of each call that is captured."""
-    return count_calls(miss, "capture", lambda _, args, *rest: len(args[0]))
+    return count_calls(attempt, "capture", lambda _, args, *rest: len(args[0]))

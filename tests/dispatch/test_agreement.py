@@ -12,7 +12,7 @@ import tvmify
 from tvmify import BuildError, NotCompiled
 from tvmify.dispatch import acceptance, outcome
 from tvmify.dispatch.agreement import check_draws, computes_the_same
-from tvmify.dispatch.miss import Miss
+from tvmify.dispatch.attempt import Attempt
 from tvmify.dispatch.outcome import Compiled
 
 
@@ -67,7 +67,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = Miss._start
+    start = Attempt._start
 
     class Wrong:
         def __init__(self, call: Any) -> None:
@@ -76,7 +76,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         def __call__(self, leaves: Any) -> Any:
             return self._call(leaves) + 1
 
-    monkeypatch.setattr(Miss, "_start", lambda *arguments: Wrong(start(*arguments)))
+    monkeypatch.setattr(Attempt, "_start", lambda *arguments: Wrong(start(*arguments)))
 
 
 @pytest.mark.usefixtures("on_a_gpu")

@@ -22,7 +22,7 @@ from torch import nn
 from tests.threads import together
 from tvmify import CacheMiss, NotCompiled, OptionError, TvmifyWarning, compiler
 from tvmify import tvmify as decorate
-from tvmify.dispatch import load_or_build, miss, on_miss
+from tvmify.dispatch import attempt, load_or_build, on_miss
 from tvmify.dispatch.building import background
 from tvmify.dispatch.building.background import Job, Worker
 from tvmify.errors import warn
@@ -99,7 +99,7 @@ def test_captures_and_foreground_builds_pause_garbage_collection(
 
         monkeypatch.setattr(place, name, watched)
 
-    watch(miss, "capture")
+    watch(attempt, "capture")
     watch(compiler, "compile")
     fast = decorate(Net().eval(), on_miss=on_miss, cache=False)
     fast(X)

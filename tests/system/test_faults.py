@@ -51,7 +51,7 @@ def test_a_fault_of_the_environment_is_not_to_be_reported(
     def fail(*_: Any, **settings: Any) -> None:
         raise FAULTS[words]
 
-    place = "dispatch.miss.capture" if stage == "capture" else "compiler._compile"
+    place = "dispatch.attempt.capture" if stage == "capture" else "compiler._compile"
     monkeypatch.setattr(f"tvmify.{place}", fail)
     net, x = nn.Linear(3, 2).eval(), torch.randn(4, 3)
     fast: Any = tvmify(net, target="llvm", cache=False)
@@ -62,7 +62,7 @@ def test_a_fault_of_the_environment_is_not_to_be_reported(
 
 
 @pytest.mark.parametrize("error", [KeyError("gv"), IndexError(), AssertionError("x")])
-@pytest.mark.parametrize("place", ["dispatch.miss.capture", "compiler._compile"])
+@pytest.mark.parametrize("place", ["dispatch.attempt.capture", "compiler._compile"])
 def test_any_other_error_says_its_type_and_where(
     error: Exception, place: str, monkeypatch: pytest.MonkeyPatch, inference: None
 ) -> None:

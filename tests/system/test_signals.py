@@ -15,7 +15,7 @@ from torch import nn
 from tvmify import tvmify as decorate
 from tvmify.compiler import pipeline
 from tvmify.compiler.codegen import build
-from tvmify.dispatch import miss
+from tvmify.dispatch import attempt
 from tvmify.system.signals import HeldSignals, Interrupted, handle_signals
 
 X = torch.ones(2, 4)
@@ -42,7 +42,7 @@ def send(number: int) -> None:
 
 
 STAGES = [
-    (miss, "capture"),
+    (attempt, "capture"),
     (pipeline, "lower"),
     (pipeline, "schedule"),
     (build, "generate"),

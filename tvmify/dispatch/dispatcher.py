@@ -14,7 +14,7 @@ call leads to an outcome (`outcome.py`), which says how all such calls run:
 
 This file is the first line of the diagram. A miss makes the outcome: `misses.py` finds an existing
 program that also serves this call, or decides which sizes and numbers a new one leaves open
-(`generality/`), and `miss.py` is the other two lines. `docs/path-of-a-call.md` names the files
+(`generality/`), and `attempt.py` is the other two lines. `docs/path-of-a-call.md` names the files
 of every stage.
 """
 
@@ -32,6 +32,7 @@ from tvmify.artifact import Artifact
 from tvmify.cache import Neighbours
 from tvmify.dispatch import on_miss, undescribed
 from tvmify.dispatch.counts import CacheInfo
+from tvmify.dispatch.dispatcher_state import DispatcherState
 from tvmify.dispatch.explained import ExplainedSubject
 from tvmify.dispatch.explanation import explain, info_of
 from tvmify.dispatch.files import Files
@@ -40,7 +41,6 @@ from tvmify.dispatch.generality.generalizing import Generalizing
 from tvmify.dispatch.generality.numbers import Numbers
 from tvmify.dispatch.generality.sizes import Sizes
 from tvmify.dispatch.generality.sizes_and_numbers import SizesAndNumbers
-from tvmify.dispatch.miss import Shared
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned, example
 from tvmify.dispatch.programs import Programs
@@ -83,15 +83,15 @@ class Dispatcher:
             weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
         self.latest = LatestCall()
         self._lock = forks.Lock()
-        self._shared = shared = Shared.of(subject, Dispatcher, programs)
-        self._state, self._memory, self._counts = shared.module, shared.outcomes, shared.counts
+        self._state = state = DispatcherState.of(subject, Dispatcher, programs)
+        self._module_state, self._memory = state.module, state.memory
         self._reports = Reports(subject)
         self._numbers = Numbers()
         self._sizes = Sizes(self.options.dynamic, subject.symbols)
         self._general = Generalizing(
             [SizesAndNumbers(self._sizes, self._numbers), self._sizes, self._numbers]
         )
-        self._misses = Misses(shared, self._general, self.latest, self._reports)
+        self._misses = Misses(state, self._general, self.latest, self._reports)
 
     # ------------------------------------------------------------------------------- every call
 
@@ -118,7 +118,7 @@ class Dispatcher:
         else:
             return self._run_in_eager(outcome, args, kwargs)
         if outcome.differentiable:
-            replay = self._state.replay(outcome.bound, args, kwargs)
+            replay = self._module_state.replay(outcome.bound, args, kwargs)
             return outcome.with_gradients(result, replay, leaves)
         return result
 
@@ -142,7 +142,7 @@ class Dispatcher:
 
     def _hit(self, signature: Hashable, kwargs: Kwargs) -> Outcome | None:
         """Return the outcome that memory has for a signature, bound to the current weights."""
-        state = self._state
+        state = self._module_state
         if state.unsettled is not None:
             return Eager.because(state.unsettled, "any")
         generation = self.latest.generation
@@ -166,24 +166,24 @@ class Dispatcher:
     def _inspect(self) -> None:
         """Inspect a module that may have changed since the last call."""
         with self._lock:
-            if self._state.is_unchanged():
+            if self._module_state.is_unchanged():
                 return  # another thread was faster
-            if self._state.constants_changed():
+            if self._module_state.constants_changed():
                 self.refresh()  # programs contain their elements
-            self._state.inspect()
+            self._module_state.inspect()
             self.latest.forget()
 
     def _bind(self, outcome: Compiled | Partitioned) -> Outcome:
         """Bind an outcome to the weights of the module, which have changed."""
         with self._lock:
-            outcome.bind(self._state)
+            outcome.bind(self._module_state)
             return outcome
 
     # ------------------------------------------------------------------------------------- miss
 
     def _missed(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Outcome:
         """Return the outcome for a signature that memory does not have."""
-        known = self._memory.known((self._state.current.number, signature))
+        known = self._memory.known((self._module_state.current.number, signature))
         known = known or Eager.during_graph_capture()
         if known is not None:
             return known
@@ -192,12 +192,12 @@ class Dispatcher:
             if not is_held:
                 why = "another thread is capturing or compiling a call of this module"
                 return Eager.because(on_miss.postponed(why), "not captured yet")
-            if self._state.watched is None:
+            if self._module_state.watched is None:
                 self._inspect()  # another thread has called refresh()
-            known = self._memory.known((self._state.current.number, signature))
+            known = self._memory.known((self._module_state.current.number, signature))
             outcome = known or self._misses.outcome(signature, args, kwargs, stages)
             # One that also serves other signatures may be bound to earlier weights.
-            if isinstance(outcome, Eager) or outcome.bound.weights is self._state.weights:
+            if isinstance(outcome, Eager) or outcome.bound.weights is self._module_state.weights:
                 return outcome
             return self._bind(outcome)
 
@@ -209,8 +209,8 @@ class Dispatcher:
     def _run_in_eager(self, outcome: Eager, args: Args, kwargs: Kwargs) -> Any:
         """Run a call in eager, and report why; raise with ``strict=True``."""
         self._reports.raise_if_required(outcome)
-        self._counts.eager += 1
-        self._counts.postponed += on_miss.is_postponed(outcome.reason)
+        self._state.counts.eager += 1
+        self._state.counts.postponed += on_miss.is_postponed(outcome.reason)
         result = self.subject.call(args, kwargs)()
         self._reports.warn(outcome)  # not of a call that raises in eager, too
         return result
@@ -223,7 +223,7 @@ class Dispatcher:
         if refused is not None:
             return self._run_in_eager(refused, args, kwargs)
         message = take_failure()  # before eager PyTorch runs, perhaps with calls of its own
-        self._counts.eager += 1
+        self._state.counts.eager += 1
         result = self.subject.call(args, kwargs)()
         failed = compiled.failed(message)
         self._reports.raise_if_required(failed)
@@ -264,7 +264,7 @@ class Dispatcher:
         signature = flatten(args, kwargs)[1]
         with self._lock, self._stages() as stages:
             self._inspect()
-            if signature is None or self._state.unsettled is not None:
+            if signature is None or self._module_state.unsettled is not None:
                 return None
             return self._misses.outcome(signature, args, kwargs, stages, declared)
 
@@ -312,7 +312,7 @@ class Dispatcher:
     def _files(self) -> Iterator[Files]:
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._inspect()
-            yield Files(self._shared, self._sizes, stages)
+            yield Files(self._state, self._sizes, stages)
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return example arguments for each signature that runs compiled, by first call."""
@@ -321,13 +321,13 @@ class Dispatcher:
 
     def refresh(self) -> None:
         """Make the next call inspect the whole module again, and retry failed compilations."""
-        self._shared.programs.clear()
+        self._state.programs.clear()
         self.forget_module()
 
     def forget_module(self) -> None:
         """Forget the module and the outcomes, but keep the programs."""
         with self._lock:
-            self._state.forget()
+            self._module_state.forget()
             self._memory.clear()
             self._general.forget()
             self.latest.forget()
@@ -338,7 +338,7 @@ class Dispatcher:
 
     def cache_info(self) -> CacheInfo:
         """Return the counts of the caches."""
-        return info_of(self._memory, self._counts, self.latest.hits)
+        return info_of(self._memory, self._state.counts, self.latest.hits)
 
     def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:
         """Return what ran where, and why."""

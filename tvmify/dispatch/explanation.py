@@ -13,7 +13,7 @@ from tvmify.dispatch.programs import Source
 
 if TYPE_CHECKING:
     from tvmify.cache import Neighbours
-    from tvmify.dispatch.outcomes import Outcomes
+    from tvmify.dispatch.memory import Memory
     from tvmify.dispatch.parts import ReportsCalls
 
 
@@ -42,7 +42,7 @@ def explain(
     )
 
 
-def info_of(memory: Outcomes, counts: Counts, latest_hits: int) -> CacheInfo:
+def info_of(memory: Memory, counts: Counts, latest_hits: int) -> CacheInfo:
     """Return the counts of one module or function, and of its parts.
 
     Parameters

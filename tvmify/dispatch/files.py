@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 
 from tvmify.artifact import Artifact
+from tvmify.dispatch.attempt import Attempt
+from tvmify.dispatch.dispatcher_state import DispatcherState
 from tvmify.dispatch.generality.declared import Declared, declared_sizes
 from tvmify.dispatch.generality.sizes import AnySizes, Sizes
-from tvmify.dispatch.miss import Miss, Shared
 from tvmify.dispatch.outcome import Compiled
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.request import Request
@@ -23,7 +24,7 @@ class Files:
 
     Parameters
     ----------
-    shared
+    state
         The state of the dispatcher.
     sizes
         Which sizes vary between calls.
@@ -31,8 +32,8 @@ class Files:
         Notified of each stage.
     """
 
-    def __init__(self, shared: Shared, sizes: Sizes, stages: Stages) -> None:
-        self._shared = shared
+    def __init__(self, state: DispatcherState, sizes: Sizes, stages: Stages) -> None:
+        self._state = state
         self._sizes = sizes
         self._stages = stages
 
@@ -40,7 +41,7 @@ class Files:
         self, args: Args, kwargs: Kwargs, target: TargetOption, declared: Declared
     ) -> Request:
         """Return the request for a call, whose tensors are distinct and share no memory."""
-        subject = self._shared.subject
+        subject = self._state.subject
         args, kwargs = apart((args, kwargs))
         request = Request.of(args, kwargs, subject.options, target)
         declared = declared_sizes(subject, args, kwargs, declared)
@@ -54,7 +55,7 @@ class Files:
         NotCompiled
             The call cannot be compiled.
         """
-        found = Miss(self._shared, request, self._stages).obtain(PackedWeights())
+        found = Attempt(self._state, request, self._stages).obtain(PackedWeights())
         return found.executor.artifact
 
     def artifacts(self, request: Request) -> list[Artifact]:
@@ -104,7 +105,7 @@ class Files:
 
     def _general(self, request: Request) -> AnySizes | None:
         """Return the request's arguments with symbols, if sizes vary from the first call on."""
-        vary = self._shared.subject.options.dynamic is True or request.declared
+        vary = self._state.subject.options.dynamic is True or request.declared
         return self._sizes.general(request) if vary else None
 
     def _for_any_sizes(self, request: Request, general: AnySizes) -> Artifact:
@@ -123,6 +124,6 @@ class Files:
 
     def _has_own(self, request: Request) -> bool:
         """Whether such a call ran with a program for its shapes only."""
-        outcomes = self._shared.outcomes.values()
+        outcomes = self._state.memory.values()
         own = (x for x in outcomes if isinstance(x, Compiled) and not x.facts.shapes)
         return any(outcome.specs == request.specs() for outcome in own)

@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Hashable
 
 from tvmify.dispatch import recording, undescribed
+from tvmify.dispatch.attempt import Attempt
+from tvmify.dispatch.dispatcher_state import DispatcherState
 from tvmify.dispatch.generality.declared import Declared, declared_sizes
 from tvmify.dispatch.generality.generalizing import Generalizing, Kept
-from tvmify.dispatch.miss import Miss, Shared, by_parts
+from tvmify.dispatch.memory import Place
 from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome, Partitioned
-from tvmify.dispatch.outcomes import Place
+from tvmify.dispatch.partition import by_parts
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.reporting import Reports
@@ -32,7 +34,7 @@ class Misses:
 
     Parameters
     ----------
-    shared
+    state
         The state of the dispatcher.
     general
         Decides which signatures an outcome serves.
@@ -43,10 +45,10 @@ class Misses:
     """
 
     def __init__(
-        self, shared: Shared, general: Generalizing, latest: LatestCall, reports: Reports
+        self, state: DispatcherState, general: Generalizing, latest: LatestCall, reports: Reports
     ) -> None:
-        self._shared = shared
-        self._subject, self._memory = shared.subject, shared.outcomes
+        self._state = state
+        self._subject, self._memory = state.subject, state.memory
         self._general = general
         self._latest = latest
         self._reports = reports
@@ -83,16 +85,16 @@ class Misses:
         is_full = memory.is_full(subject.options, is_part=subject.is_part)
         if is_full and not self._general.serves_any():
             return Eager.because(_TOO_MANY, "others")
-        place = self._shared.module.current.number, signature
+        place = self._state.module.current.number, signature
         kept = self._without_program(signature, args, kwargs, declared or {})
         if isinstance(kept, Request):
             if is_full:
                 return Eager.because(_TOO_MANY, "others")
-            miss = lambda request: Miss(self._shared, request, stages).outcome()  # noqa: E731
-            kept = self._general.make(kept, miss)
+            make = lambda request: Attempt(self._state, request, stages).outcome()  # noqa: E731
+            kept = self._general.make(kept, make)
         self._keep(place, kept)
         stages.end()
-        self._shared.counts.seconds.update(stages.seconds)  # a Counter, which adds
+        self._state.counts.seconds.update(stages.seconds)  # a Counter, which adds
         return kept.outcome
 
     def _without_program(
@@ -107,7 +109,7 @@ class Misses:
             return Kept(signature, self._without_signature(reason, args, kwargs))
         declared = declared_sizes(self._subject, args, kwargs, declared)
         request = dataclasses.replace(request, declared=declared)
-        number = self._shared.module.current.number
+        number = self._state.module.current.number
         known = lambda general: self._memory.known((number, general))  # noqa: E731
         return self._general.served(request, known) or request
 
@@ -115,16 +117,16 @@ class Misses:
         self, reason: NotCompiled, args: Args, kwargs: Kwargs
     ) -> Partitioned | Eager:
         """Return the outcome of a call whose arguments have no signature."""
-        facts, watched = Facts(undescribed.TITLE), self._shared.module.watched
+        facts, watched = Facts(undescribed.TITLE), self._state.module.watched
         assert watched is not None
         try:
             differentiable = check_modes(watched, args, kwargs)
         except NotCompiled as mode:
             return Eager(facts, without_frames(mode))
-        return by_parts(self._shared, facts, reason, (args, kwargs), None, differentiable)
+        return by_parts(self._state, facts, reason, (args, kwargs), None, differentiable)
 
     def _keep(self, place: Place, kept: Kept) -> None:
-        number = self._shared.module.current.number  # it changed, if constants were written
+        number = self._state.module.current.number  # it changed, if constants were written
         if kept.is_served and kept.alias is not None and isinstance(kept.outcome, Compiled):
             kept.outcome.served += 1
         self._memory.keep(place, (number, kept.found_by), kept.outcome)

@@ -13,8 +13,9 @@ from tvmify.capture import Program
 from tvmify.errors import NotCompiled
 from tvmify.runtime import Executor
 
-#: The number of a module's state, a signature, torch's modes, the target, and the symbolic sizes.
-Place: TypeAlias = Hashable
+#: What tells programs of a dispatcher apart: the number of the module's state, a signature, torch's
+#: modes, the target, and the symbolic sizes.
+ProgramPlace: TypeAlias = Hashable
 
 
 class Source(enum.Enum):

@@ -7,7 +7,6 @@ runs compiled, or in eager PyTorch if it cannot be compiled.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import weakref
@@ -19,25 +18,15 @@ import torch
 
 from tvmify.cache import Neighbours
 from tvmify.capture import REGION_SCHEMA, Part, drive
-from tvmify.dispatch.agreement import USE_ALL_DRAWS, backward_would_draw, is_same_result
+from tvmify.dispatch.agreement import USE_ALL_DRAWS, is_same_result
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.explained import ExplainedSubject
-from tvmify.dispatch.module_state import ModuleState
-from tvmify.dispatch.parts import MakePart, PartCalls, Parts
+from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
-from tvmify.dispatch.submodules import Children
 from tvmify.errors import (
     CaptureError,
-    ChangesItself,
-    DependsOnValues,
-    GradientsNeeded,
-    HasEffects,
-    NeedsPython,
     NotCompiled,
-    NotRecorded,
-    TracedElsewhere,
     UnsupportedInput,
-    UnsupportedObject,
     described,
 )
 from tvmify.options import CompileOptions
@@ -181,97 +170,6 @@ class Driven:
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Take the current tensors of the module, and return them by name."""
         return self._driver.bind(module)
-
-
-def parts_instead(
-    subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
-) -> Parts | None:
-    """Return the parts by which a subject runs that cannot be one program.
-
-    Parameters
-    ----------
-    module
-        The module of the subject. It keeps the parts for later calls.
-    reason
-        Why it is not one program. Parts help only if that is control flow or the module's state.
-    make_part
-        Makes the dispatcher of a part.
-
-    Returns
-    -------
-    Parts or None
-        None if no part of it can be compiled.
-
-    Raises
-    ------
-    TracedElsewhere
-        Another thread is tracing.
-    """
-    if not reason.parts_may_compile:
-        return None
-    if autocast_text():
-        return None  # TorchScript has its own casting rules
-    state = module.current
-    if isinstance(reason, (UnsupportedObject, NotRecorded)):
-        # other calls of the module may be one program
-        if state.children is None:
-            state.children = _children(subject, module, reason, make_part)
-        return state.children
-    if state.parts is None:
-        state.parts = _parts(subject, module, reason, make_part)
-    return state.parts
-
-
-def check_parts(
-    parts: Parts,
-    eager: Callable[[], Any],
-    args: Args,
-    kwargs: Kwargs,
-    *,
-    differentiable: bool,
-) -> None:
-    """Refuse a call that would differ by parts from eager PyTorch.
-
-    Raises
-    ------
-    NotCompiled
-        The results differ, or a backward would repeat side effects.
-    """
-    if differentiable and parts.has_effects:
-        raise GradientsNeeded(
-            "weights require gradients, and forward may have side effects, which a backward must "
-            "not repeat",
-            "Call under torch.no_grad() or torch.inference_mode().",
-        )
-    if differentiable and parts.is_random:
-        raise backward_would_draw()
-    parts.check(eager, args, kwargs)
-
-
-def _parts(
-    subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
-) -> Parts | None:
-    if isinstance(reason, (ChangesItself, NeedsPython)):
-        return _children(subject, module, reason, make_part)
-    try:
-        return Driven(subject, reason, make_part)
-    except TracedElsewhere:
-        raise
-    except NotCompiled:
-        pass  # the first reason says more
-    if isinstance(reason, (DependsOnValues, HasEffects)):
-        return _children(subject, module, reason, make_part)
-    return None
-
-
-def _children(
-    subject: Subject, module: ModuleState, reason: NotCompiled, make_part: MakePart
-) -> Children | None:
-    if subject.options.strict:
-        return None  # nothing may run in Python silently
-    with contextlib.suppress(CaptureError):
-        return Children(subject, reason, lambda child: module.submodule(child, make_part))
-    return None
 
 
 def _region(name: str, part: Part, options: CompileOptions) -> Subject:

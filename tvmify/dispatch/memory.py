@@ -17,7 +17,7 @@ from tvmify.options import CompileOptions
 Place: TypeAlias = tuple[int, Hashable]
 
 
-class Outcomes(MemoryCache[Outcome]):
+class Memory(MemoryCache[Outcome]):
     """The outcomes of calls by state and signature; disk misses are stored separately.
 
     Attributes

@@ -1,4 +1,4 @@
-"""One miss, from a request to an outcome, stage by stage.
+"""One attempt to compile: from a request to an outcome, stage by stage.
 
     request → program in memory
             └ capture → fingerprint → key → load or build → bind → compare → outcome
@@ -13,26 +13,21 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tvmify.cache import Key
 from tvmify.capture import STATIC, Program, Varying, capture, may_ask_for_identity
 from tvmify.dispatch import acceptance, keys, on_miss
-from tvmify.dispatch.counts import Counts
+from tvmify.dispatch.dispatcher_state import DispatcherState
 from tvmify.dispatch.generality.sizes import Specialized
 from tvmify.dispatch.load_or_build import Wanted, keep, load_again, obtain, reject
-from tvmify.dispatch.module_state import ModuleState
-from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome, Partitioned
-from tvmify.dispatch.outcomes import Outcomes
-from tvmify.dispatch.parts import MakePart
-from tvmify.dispatch.programs import Captured, Found, Made, Place, Programs, Source
+from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome
+from tvmify.dispatch.partition import by_parts
+from tvmify.dispatch.programs import Captured, Found, Made, ProgramPlace, Source
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, runs, unusable
 from tvmify.dispatch.reasons import without_frames
-from tvmify.dispatch.regions import check_parts, parts_instead
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.subject import Subject
 from tvmify.errors import (
     CacheMiss,
     GradientsNeeded,
@@ -46,12 +41,11 @@ from tvmify.runtime import (
     Call,
     Executor,
     GraphedCall,
-    Graphs,
     PackedWeights,
     check_modes,
     graph_obstacle,
 )
-from tvmify.signature import Args, Kwargs, Signature
+from tvmify.signature import Signature
 from tvmify.system import forks
 from tvmify.system.faults import environment_fault, explained
 from tvmify.system.garbage import uncollected
@@ -62,75 +56,22 @@ from tvmify.torch_compat.saved_tensors import without_saved_tensors_hooks
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Shared:
-    """The state of a dispatcher that all of its misses use."""
-
-    subject: Subject
-    module: ModuleState
-    outcomes: Outcomes
-    programs: Programs
-    counts: Counts
-    graphs: Graphs
-    make_part: MakePart
-
-    @classmethod
-    def of(cls, subject: Subject, make_part: MakePart, programs: Programs | None = None) -> Shared:
-        """Return the state of a new dispatcher, which may share ``programs`` with others."""
-        size = subject.options.cache_size
-        outcomes, programs = Outcomes(size), Programs(size) if programs is None else programs
-        module, counts = ModuleState(subject), Counts()
-        return cls(subject, module, outcomes, programs, counts, Graphs(), make_part)
-
-
-def by_parts(
-    shared: Shared,
-    facts: Facts,
-    reason: NotCompiled,
-    call: tuple[Args, Kwargs],
-    specs: tuple[Args, Kwargs] | None,
-    differentiable: bool,
-) -> Partitioned | Eager:
-    """Return the outcome of calls that are not one program: by parts, or else in eager PyTorch.
+class Attempt:
+    """One attempt to compile a request. The caller holds the lock of the dispatcher.
 
     Parameters
     ----------
-    reason
-        Why they are not one program.
-    call
-        The arguments of one of them.
-    facts, specs, differentiable
-        As for `Partitioned`.
-    """
-    module = shared.module
-    try:
-        parts = parts_instead(shared.subject, module, reason, shared.make_part)
-        if parts is None:
-            return Eager(facts, reason)
-        bound = module.bind_parts(parts)
-        eager = shared.subject.call(*call)
-        check_parts(parts, eager, *call, differentiable=differentiable)
-    except NotCompiled as other:
-        return Eager(facts, without_frames(other))
-    return Partitioned(facts, parts, bound, specs, differentiable)
-
-
-class Miss:
-    """One miss. The caller holds the lock of the dispatcher.
-
-    Parameters
-    ----------
-    shared
+    state
         The state of the dispatcher.
     request
-        The call.
+        What to compile.
     stages
         Notified of each stage.
     """
 
-    def __init__(self, shared: Shared, request: Request, stages: Stages) -> None:
-        self._shared = shared
-        self._subject, self._module = shared.subject, shared.module
+    def __init__(self, state: DispatcherState, request: Request, stages: Stages) -> None:
+        self._state = state
+        self._subject, self._module = state.subject, state.module
         self._request = request
         self._stages = stages
         # What the stages have found so far; each stage replaces it.
@@ -159,7 +100,7 @@ class Miss:
                 return Eager(self._facts, reason)
             call, specs = self._request.call, self._request.specs()
             differentiable = self._differentiable
-            return by_parts(self._shared, self._facts, reason, call, specs, differentiable)
+            return by_parts(self._state, self._facts, reason, call, specs, differentiable)
 
     # ----------------------------------------------------------- … → key → executor → compared
 
@@ -181,9 +122,9 @@ class Miss:
             if fault := environment_fault(error, "binding the weights"):
                 raise fault from error
             reject(key, artifact, error, request.options)
-            self._shared.programs.made.clear()
+            self._state.programs.made.clear()
             if found.source is Source.LOADED:
-                return Miss(self._shared, request, self._stages).outcome()
+                return Attempt(self._state, request, self._stages).outcome()
             raise unusable(error) from error
         self._stages.begin("compare")
         eager = self._subject.call(*request.call)
@@ -208,7 +149,7 @@ class Miss:
             The call cannot be compiled.
         """
         forks.refuse_if_torn()
-        request, module, programs = self._request, self._module, self._shared.programs
+        request, module, programs = self._request, self._module, self._state.programs
         self._note(title=request.title())
         refuse_small_stack()
         assert module.watched is not None
@@ -243,7 +184,7 @@ class Miss:
         self._note(captured=captured)
         wanted = self._wanted(program, repeated)
         found = obtain(wanted, self._stages, self._proof(store))
-        self._shared.counts.found(found.source)
+        self._state.counts.found(found.source)
         self._note(key=found.key, source=found.source)
         if not varying.axes:
             programs.recorded.discard(place)
@@ -268,7 +209,9 @@ class Miss:
         state.had_effects = True
         raise on_miss.postponed(f"{reason.reason}, perhaps for the first time") from reason
 
-    def _place(self, repeated: Mapping[int, int], signature: Signature, varying: Varying) -> Place:
+    def _place(
+        self, repeated: Mapping[int, int], signature: Signature, varying: Varying
+    ) -> ProgramPlace:
         number, request = self._module.current.number, self._request
         modes = request.modes, request.gradients
         return number, signature, *modes, str(repeated), str(request.target), varying
@@ -276,7 +219,7 @@ class Miss:
     def _capture(self, repeated: Mapping[int, int]) -> Program:
         args, kwargs, varying = self._request.args, self._request.kwargs, self._request.varying
         options, state = self._request.options, self._module.current
-        recorded, owner = self._shared.programs.recorded, self._subject.captured()
+        recorded, owner = self._state.programs.recorded, self._subject.captured()
         place = self._place(repeated, self._request.signature, varying.recorded())
         program = state.scripted
         if program is None or not program.accepts(args, kwargs):
@@ -341,12 +284,12 @@ class Miss:
                 )
         if self._module.admit_writes(executor.artifact):
             # their programs may have packed weights that now change
-            self._shared.outcomes.clear()
-            self._shared.programs.made.clear()
+            self._state.memory.clear()
+            self._state.programs.made.clear()
 
     def _start(self, executor: Executor) -> Call | GraphedCall:
         """Return what runs calls of the program: as CUDA graphs, if the option is set."""
-        graphs = self._shared.graphs if self._request.options.cuda_graph else None
+        graphs = self._state.graphs if self._request.options.cuda_graph else None
         if graphs is not None and (obstacle := graph_obstacle(executor.artifact)):
             self._note(no_graph=obstacle)
         captured = self._facts.captured
