@@ -99,7 +99,7 @@ def _pointwise(
     function: Callable[..., relax.Expr], kind: PROMOTION, exact: Sequence[int]
 ) -> Callable[..., relax.Expr]:
     def convert(importer: Importer, node: fx.Node) -> relax.Expr:
-        return function(*promoted(importer, node, node.args, kind, exact=exact))
+        return function(*promoted(importer, node.args, kind, exact=exact))
 
     return convert
 
@@ -115,7 +115,7 @@ for _names, _kind in (
 
 @converts("atan2.default")
 def arc_tangent(importer: Importer, node: fx.Node) -> relax.Expr:
-    x, y = promoted(importer, node, node.args, PROMOTION.INT_TO_FLOAT)
+    x, y = promoted(importer, node.args, PROMOTION.INT_TO_FLOAT)
     return importer.emit_te(elementwise(tirx.atan2), x, y)
 
 
@@ -140,7 +140,7 @@ def bitwise(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
-    x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
     alpha = importer.argument(node, 2, "alpha", 1)
     is_sum = _base(node) == "add"
     if alpha == 1:
@@ -156,7 +156,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     mode = node.kwargs.get("rounding_mode", default)
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
     divisor = _check_divisor(importer, node)
-    x, y = promoted(importer, node, node.args[:2], kind, exact=EXACT[relax.op.divide])
+    x, y = promoted(importer, node.args[:2], kind, exact=EXACT[relax.op.divide])
     if divisor == -1:
         return relax.op.negative(x)
     if mode is None:
@@ -177,7 +177,7 @@ def divide(importer: Importer, node: fx.Node) -> relax.Expr:
 def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the divisor."""
     divisor = _check_divisor(importer, node)
-    x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
     if divisor == -1:
         return relax.op.zeros_like(x)
     return importer.emit_te(elementwise(scalar.remainder if _is_float(x) else tirx.floormod), x, y)
@@ -187,7 +187,7 @@ def remainder(importer: Importer, node: fx.Node) -> relax.Expr:
 def fmod(importer: Importer, node: fx.Node) -> relax.Expr:
     """The remainder with the sign of the dividend."""
     divisor = _check_divisor(importer, node)
-    x, y = promoted(importer, node, node.args[:2], PROMOTION.DEFAULT)
+    x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
     if divisor == -1:
         return relax.op.zeros_like(x)
     return importer.emit_te(elementwise(scalar.fmod if _is_float(x) else tirx.truncmod), x, y)
@@ -195,7 +195,7 @@ def fmod(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def power(importer: Importer, node: fx.Node) -> relax.Expr:
-    x, y = promoted(importer, node, node.args[:2], PROMOTION.BOOL_TO_LONG)
+    x, y = promoted(importer, node.args[:2], PROMOTION.BOOL_TO_LONG)
     exponent = node.args[1]
     if exponent in (2, 3, 4):
         square = importer.emit(relax.op.multiply(x, x))
@@ -222,7 +222,7 @@ def clamp(importer: Importer, node: fx.Node) -> relax.Expr:
     low = importer.argument(node, 1, names[0], bounds[0])
     high = importer.argument(node, 2, names[1], bounds[1])
     given = tuple(value for value in (node.args[0], low, high) if value is not None)
-    x, *limits = promoted(importer, node, given, PROMOTION.DEFAULT)
+    x, *limits = promoted(importer, given, PROMOTION.DEFAULT)
     if low is not None:
         x = importer.emit(relax.op.maximum(x, limits.pop(0)))
     return relax.op.minimum(x, limits[0]) if high is not None else x
@@ -241,7 +241,7 @@ def where(importer: Importer, node: fx.Node) -> relax.Expr:
 def by_intrinsic(importer: Importer, node: fx.Node) -> relax.Expr:
     """Functions for which Relax has no operator, or only an inexact one."""
     kind = PROMOTION.DEFAULT if _base(node) == "round" else PROMOTION.INT_TO_FLOAT
-    (x,) = promoted(importer, node, node.args[:1], kind)
+    (x,) = promoted(importer, node.args[:1], kind)
     if _base(node) == "round" and not _is_float(x):
         return x
     return importer.emit_te(elementwise(scalar.INTRINSICS[_base(node)]), x)
@@ -249,13 +249,13 @@ def by_intrinsic(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("reciprocal.default")
 def reciprocal(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args, PROMOTION.INT_TO_FLOAT)
+    (x,) = promoted(importer, node.args, PROMOTION.INT_TO_FLOAT)
     return relax.op.divide(relax.const(1.0, dtype_of(x)), x)
 
 
 @converts("sign.default")
 def sign(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args, PROMOTION.DEFAULT)
     dtype = dtype_of(x)
     zero = relax.const(0, dtype)
     positive = relax.op.astype(relax.op.greater(x, zero), dtype)
@@ -264,20 +264,20 @@ def sign(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("gelu.default")
 def gelu(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args[:1], PROMOTION.DEFAULT)
     tanh = importer.argument(node, 1, "approximate", "none") == "tanh"
     return relax.op.nn.gelu_tanh(x) if tanh else relax.op.nn.gelu(x)
 
 
 @converts("silu.default")
 def silu(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args, PROMOTION.DEFAULT)
     return relax.op.nn.silu(x)
 
 
 @converts("mish.default")
 def mish(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args, PROMOTION.DEFAULT)
     # tanh(log(1 + e)) is n / (n + 2) where n = e (e + 2) and e = exp(x): one function, not three.
     # Above the limit it is exactly 1, and n would overflow.
     limit = {"float64": 40.0, "float16": 5.0}.get(dtype_of(x), 20.0)
@@ -289,7 +289,7 @@ def mish(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("hardswish.default", "hardsigmoid.default")
 def hard(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args, PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args, PROMOTION.DEFAULT)
 
     def constant(value: float) -> relax.Expr:
         return relax.const(value, dtype_of(x))
@@ -301,7 +301,7 @@ def hard(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("leaky_relu.default")
 def leaky_relu(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args[:1], PROMOTION.DEFAULT)
     slope = relax.const(importer.argument(node, 1, "negative_slope", 0.01), dtype_of(x))
     positive = relax.op.greater(x, relax.const(0.0, dtype_of(x)))
     return relax.op.where(positive, x, relax.op.multiply(x, slope))
@@ -309,7 +309,7 @@ def leaky_relu(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("elu.default")
 def elu(importer: Importer, node: fx.Node) -> relax.Expr:
-    (x,) = promoted(importer, node, node.args[:1], PROMOTION.DEFAULT)
+    (x,) = promoted(importer, node.args[:1], PROMOTION.DEFAULT)
     alpha, gain, input_scale = (
         importer.argument(node, index, name, 1)
         for index, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))

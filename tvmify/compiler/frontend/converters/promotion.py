@@ -22,7 +22,6 @@ Value = Any
 
 def promoted(
     importer: Importer,
-    node: fx.Node,
     arguments: tuple[Value, ...],
     kind: PROMOTION,
     *,
