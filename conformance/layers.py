@@ -32,7 +32,7 @@ from conformance.programs import LAYOUTS, Input, Program, draw_steps, explore, p
 from tests.tolerances import SLACK, TIMES_EAGER
 from tvmify import tvmify
 from tvmify.decorate.decorated import dispatcher_of
-from tvmify.dispatch import load_or_build
+from tvmify.dispatch import work
 from tvmify.dispatch.outcome import Compiled
 from tvmify.runtime.native import cpu_features
 
@@ -200,7 +200,7 @@ def check(drawn: Sequence[Layer], build: Build) -> Result:
     module = Together(drawn).eval()
     tensors = [given.tensor() for layer in drawn for given in layer.inputs]
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
-    measurements = mock.patch.object(load_or_build, "Measurements", lambda *_: Chance(build.seed))
+    measurements = mock.patch.object(work, "Measurements", lambda *_: Chance(build.seed))
     with torch.no_grad(), measurements, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         accepted, exact = module(*tensors), copy.deepcopy(module).double()(*wide)

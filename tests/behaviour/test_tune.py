@@ -10,7 +10,7 @@ from torch import nn
 
 from tvmify import save, tvmify
 from tvmify.compiler.cuda import nvcc
-from tvmify.dispatch import load_or_build
+from tvmify.dispatch import work
 from tvmify.runtime import measure_on
 from tvmify.target import Target
 
@@ -19,13 +19,13 @@ from tvmify.target import Target
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many candidates each measurement compared."""
     counts: list[int] = []
-    real = load_or_build.measure
+    real = work.measure
 
     def counting(artifacts, inputs, weights):
         counts.append(len(artifacts))
         return real(artifacts, inputs, weights)
 
-    monkeypatch.setattr(load_or_build, "measure", counting)
+    monkeypatch.setattr(work, "measure", counting)
     return counts
 
 
@@ -69,7 +69,7 @@ def test_no_measurements_without_tune(measured):
 
 @pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
 def test_cross_compiled_gpu_code_is_not_measured(measured, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(load_or_build, "measure_on", pytest.fail)
+    monkeypatch.setattr(work, "measure_on", pytest.fail)
     fast = tvmify(tune="quick", strict=True)(nn.Linear(160, 128).eval())
     x = torch.randn(1, 160)
     save(fast, tmp_path / "net.pt", example_inputs=x, targets=[{"kind": "cuda", "arch": "sm_80"}])
@@ -77,6 +77,6 @@ def test_cross_compiled_gpu_code_is_not_measured(measured, monkeypatch, tmp_path
 
 
 def test_gpu_candidates_are_timed_on_the_device():
-    on_gpu = load_or_build._stopwatch(Target("cuda"), (), {})
+    on_gpu = work._stopwatch(Target("cuda"), ())
     assert (on_gpu.func, on_gpu.args) == (measure_on, (torch.device("cuda"),))
-    assert load_or_build._stopwatch(Target("llvm"), (torch.zeros(2),), {}) is load_or_build.measure
+    assert work._stopwatch(Target("llvm"), (torch.zeros(2),)) is work.measure

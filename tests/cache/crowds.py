@@ -151,7 +151,7 @@ def _killer(calls: int) -> Callable[..., None]:
 def _obtain(cache: DiskCache, number: int, log: Path) -> None:
     """Take the way of a call, and check what it leads to."""
 
-    def build() -> Artifact:
+    def build(_: Stages) -> Artifact:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, f"{number}\n".encode())
         os.close(file)

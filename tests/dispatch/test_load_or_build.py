@@ -38,7 +38,7 @@ def only_entry(disk: DiskCache) -> tuple[Key, Artifact]:
 def test_build_is_stored_under_the_lock(tmp_path: Path) -> None:
     disk = DiskCache(tmp_path)
 
-    def build() -> Artifact:
+    def build(_: Stages) -> Artifact:
         assert disk.load(KEY) is None
         assert (tmp_path / "locks" / f"{KEY.digest[:3]}.lock").exists()
         return artifact_of(0)
@@ -69,14 +69,14 @@ def test_lock_timeout_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "locks").mkdir(mode=0o700)
     with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
         stages = Stages("", False)
-        found = build_once(KEY, DiskCache(tmp_path), find, lambda: artifact_of(0), stages)
+        found = build_once(KEY, DiskCache(tmp_path), find, lambda _: artifact_of(0), stages)
         assert found.source is Source.BUILT
         assert stages.seconds["wait"] >= 0.9
         process.kill()
 
 
 def test_failed_build_leaves_no_entry_and_no_lock(tmp_path: Path) -> None:
-    def fail() -> Artifact:
+    def fail(_: Stages) -> Artifact:
         raise ValueError("of the build")
 
     disk = DiskCache(tmp_path)

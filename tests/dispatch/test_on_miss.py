@@ -25,6 +25,7 @@ from tvmify import tvmify as decorate
 from tvmify.dispatch import attempt, load_or_build, on_miss
 from tvmify.dispatch.building import background
 from tvmify.dispatch.building.background import Job, Worker
+from tvmify.dispatch.work import Work
 from tvmify.errors import warn
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -277,8 +278,7 @@ def test_build_under_changed_modes_is_not_stored(
     worker: OnDemand, monkeypatch: pytest.MonkeyPatch, cache_directory: Any
 ) -> None:
     fast: Any = decorate(Net().eval(), on_miss="background")
-    fast(X)
-    build = load_or_build._build
+    build = Work.build
 
     def disturbed(*args: Any) -> Any:
         artifact = build(*args)
@@ -287,7 +287,8 @@ def test_build_under_changed_modes_is_not_stored(
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(load_or_build, "_build", disturbed)
+            patch.setattr(Work, "build", disturbed)
+            fast(X)
             assert worker.work() == 1
     finally:
         torch.set_default_dtype(torch.float32)

@@ -4,7 +4,7 @@ every call                  dispatcher, memory, undescribed
 whose calls they are        subject, dispatcher_state, module_state, replay
 a miss                      misses, attempt, request, outcome, recording/
 what one program serves     generality/, examples
-caches and the compiler     load_or_build, programs, keys, sources, fit, on_miss, building/
+caches and the compiler     load_or_build, work, programs, keys, sources, fit, on_miss, building/
 whether a program is used   proof, acceptance, agreement, verdict
 calls that run by parts     partition, parts, regions, submodules
 what a user sees            explanation, explained, counts, reporting, reasons, progress

@@ -3,45 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
-from tvmify.artifact.settings import BuildSettings
-from tvmify.artifact.shapes import Shapes
-from tvmify.cache import DiskCache, Key, Measurements, TwoLevels, disk_at, remote_at
-from tvmify.cache.directory import is_there
+from tvmify.cache import DiskCache, Key, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
-from tvmify.dispatch import building, keys, on_miss
-from tvmify.dispatch.building import background
-from tvmify.dispatch.building.allowance import allowance
+from tvmify.dispatch import keys, on_miss
 from tvmify.dispatch.fit import misfit
-from tvmify.dispatch.generality.hints import numbers, tuned
-from tvmify.dispatch.generality.sizes import Specialized
-from tvmify.dispatch.generality.symbols import sizes_of
-from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu, processor
+from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu
 from tvmify.dispatch.programs import Found, Source
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
-from tvmify.errors import CacheError
+from tvmify.dispatch.work import Work
 from tvmify.options import CompileOptions
-from tvmify.runtime import Executor, casting, measure, measure_on
+from tvmify.runtime import Executor
 from tvmify.system import forks, variables
-from tvmify.system.garbage import uncollected
 from tvmify.target import Target
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 Disk = DiskCache | TwoLevels
 
@@ -97,26 +81,6 @@ class Wanted:
         )
 
 
-@dataclass(frozen=True)
-class Work:
-    """A build job.
-
-    Attributes
-    ----------
-    key
-        The key of the result.
-    request, program
-        The program is exported for the arguments of the request, and built with its options.
-    unpacked
-        Names of weights that the program may not keep packed copies of.
-    """
-
-    key: Key
-    request: Request
-    program: Program
-    unpacked: tuple[str, ...]
-
-
 def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
     """Return a program from this process, the disk cache, or the compiler.
 
@@ -144,12 +108,19 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
         key, disk = work.key, _disk(options)
         _log_key(key, stages)
         stages.begin("load")
-        found = _shared(key) or on_miss.finished(key) or _load(key, disk, partial(_find, work))
+        find = partial(_find, work)
+        found = _shared(key) or on_miss.finished(key) or _load(key, disk, find)
         if found is None:
-            # A later build must not keep the arguments of this call alive.
-            work = dataclasses.replace(work, request=wanted.request.without_tensors())
-            proof = prove if on_miss.builds_now(options) else loads
-            make, export = partial(_make, work, disk, proof), partial(_export, work, stages)
+            work = work.without_tensors()
+            make = partial(
+                build_once,
+                key,
+                disk,
+                partial(_find, work),
+                work.build,
+                prove=prove if on_miss.builds_now(options) else loads,
+            )
+            export = partial(work.export, stages)
             with _BUILDING:  # another thread may have built it by now
                 found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
                 _LOADED.setdefault(found.key.digest, found.executor)  # for the next thread
@@ -172,9 +143,9 @@ def _log_key(key: Key, stages: Stages) -> None:
 
 
 def _shared(key: Key) -> Found | None:
-    for place in (key_for_any_torch(key), key):
-        if (loaded := _LOADED.get(place.digest)) is not None:
-            return Found(place, loaded.share(), Source.SHARED)
+    for stored in (key_for_any_torch(key), key):
+        if (loaded := _LOADED.get(stored.digest)) is not None:
+            return Found(stored, loaded.share(), Source.SHARED)
     return None
 
 
@@ -213,13 +184,29 @@ def build_once(
     key: Key,
     disk: Disk | None,
     find: Callable[[Disk], Executor | None],
-    build: Callable[[], Artifact],
+    build: Callable[[Stages], Artifact],
     stages: Stages,
     prove: Prove = lambda executor: None,
 ) -> Found:
-    """Build and store a program while other processes wait, or load what they have built."""
+    """Build and store a program while other processes wait, or load what they have built.
+
+    Parameters
+    ----------
+    key
+        The key of the program.
+    disk
+        Where it is stored; None to keep it in memory only.
+    find
+        Returns the program if the disk has one that fits.
+    build
+        Builds it otherwise.
+    stages
+        Notified of each stage.
+    prove
+        Tests a program before it is stored.
+    """
     if disk is None:
-        return _found(key, _proven(build(), prove, stages), Source.BUILT)
+        return _found(key, _proven(build(stages), prove, stages), Source.BUILT)
     with contextlib.ExitStack() as lock:
         for _ in range(_LONGEST_WAIT):
             stages.begin("wait")  # every second, so that a background build can be cancelled
@@ -229,7 +216,7 @@ def build_once(
         # another process may have built it by now
         if (found := _load(key, disk, find)) is not None:
             return found
-        artifact = build()
+        artifact = build(stages)
         executor = _proven(artifact, prove, stages)
         found = _found(key, executor, Source.BUILT)
         stages.begin("store")
@@ -254,27 +241,21 @@ def _load(key: Key, disk: Disk | None, find: Callable[[Disk], Executor | None]) 
     return None if executor is None else _found(key, executor, Source.LOADED)
 
 
-def _make(work: Work, disk: Disk | None, prove: Prove, stages: Stages) -> Found:
-    """Build a program for `on_miss.resolve`, now or later."""
-    find, build = partial(_find, work), partial(_build, work, stages)
-    return build_once(work.key, disk, find, build, stages, prove)
-
-
 def _find(work: Work, disk: Disk) -> Executor | None:
     # A program that was built without a GPU also serves; its verdicts get the key with the GPU.
-    places = key_for_any_torch(work.key), work.key, key_without_gpu(work.key)
-    for place in dict.fromkeys(filter(None, places)):
-        artifact = disk.load(place)
+    candidates = key_for_any_torch(work.key), work.key, key_without_gpu(work.key)
+    for stored in dict.fromkeys(filter(None, candidates)):
+        artifact = disk.load(stored)
         if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
             continue
         request = work.request
-        problem = misfit(artifact, place, work.program, request.args, request.kwargs)
+        problem = misfit(artifact, stored, work.program, request.args, request.kwargs)
         if not problem:
             try:
                 return Executor(artifact)
             except (RuntimeError, ValueError, TypeError) as error:
                 problem = str(error)
-        disk.reject(place, problem)
+        disk.reject(stored, problem)
     return None
 
 
@@ -284,83 +265,3 @@ def _disk(options: CompileOptions) -> Disk | None:
         return None
     near = disk_at(directory, variables.cache_limits())
     return near if url is None else TwoLevels(near, remote_at(url))
-
-
-def _export(work: Work, stages: Stages) -> ExportedProgram:
-    stages.begin("export")
-    request = work.request
-    return work.program.export(request.args, request.kwargs, request.varying)
-
-
-def _build(work: Work, stages: Stages) -> Artifact:
-    key, options = work.key, work.request.options
-    # Imported here, since a warm process must not load TVM's compiler.
-    from tvmify.compiler import Tuning, compile
-
-    with contextlib.ExitStack() as around:
-        if stages.threads is None:  # no call waits for a background build
-            around.enter_context(uncollected())
-        builder = background.builder_here()
-        with allowance.spend(at_once=False) if builder else contextlib.nullcontext():
-            exported = _export(work, stages)
-            shapes = _shapes(work, exported)
-        settings = BuildSettings(
-            options.accuracy, work.unpacked, shapes, _scratch_directories(options)
-        )
-        target = Target.parse(key.entries["target"])
-        if builder and not key.entries["tuned for"] and building.can_cross(target):
-            stages.begin("build")
-            artifact = builder.build(exported, target, settings)
-            if artifact is not None:
-                return artifact
-        tuning = None
-        if key.entries["tuned for"]:  # kernels for a GPU elsewhere cannot be timed
-            database = Measurements(options.cache_directory(), processor(key))
-            stopwatch = _stopwatch(target, work.request.args, work.request.kwargs)
-            tuning = Tuning(stopwatch, database, stages.advance)
-        # The program contains the casts of autocast, so calls of the compiler must not add any.
-        around.enter_context(casting({}))
-        return compile(
-            exported, target, settings, stages.begin, tuning=tuning, threads=stages.threads
-        )
-
-
-def _shapes(work: Work, exported: ExportedProgram) -> Shapes | None:
-    """Return the shapes that an exported program serves, as far as its recording shows.
-
-    Raises
-    ------
-    Specialized
-        It has no symbolic size.
-    """
-    varying = work.request.varying
-    if not varying.axes:
-        return None
-    from tvmify.artifact.recorded_shapes import recorded_shapes
-
-    shapes = recorded_shapes(exported, varying.hints_by_axis())
-    if shapes is None:
-        raise Specialized
-    fixed = numbers(varying, shapes)
-    if fixed.isdisjoint(varying.hints):
-        return shapes
-    # Classes are for the sizes that are still symbols.
-    varying = tuned(varying, sizes_of(work.request.leaves), fixed)
-    return recorded_shapes(exported, varying.hints_by_axis())
-
-
-def _scratch_directories(options: CompileOptions) -> tuple[Path, ...]:
-    """Return another folder for temporary files: the cache, which is private."""
-    directory = options.cache_directory()
-    with contextlib.suppress(CacheError):
-        if directory is not None and is_there(directory):
-            return (directory,)
-    return ()
-
-
-def _stopwatch(target: Target, args: Any, kwargs: Any) -> Callable[..., list[float]]:
-    if target.kind != "cuda":
-        return measure
-    leaves = pytree.tree_leaves((args, kwargs))
-    gpus = [leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
-    return partial(measure_on, gpus[0] if gpus else torch.device("cuda"))
