@@ -8,7 +8,8 @@ import torch
 from torch import fx
 from tvm import relax, topi
 
-from tvmify.compiler.frontend.converters import volumes
+from tvmify.compiler.frontend.converters import images, volumes
+from tvmify.compiler.frontend.converters.images import Steps
 from tvmify.compiler.frontend.converters.reduction import multiplier
 from tvmify.compiler.frontend.converters.registry import converts, per_axis
 from tvmify.compiler.sizes import sizes_of
@@ -29,26 +30,27 @@ def convolution(importer: Importer, node: fx.Node) -> relax.Expr:
         before = [p + more for p, more in zip(padding, more_before, strict=True)]
         after = [p + more for p, more in zip(padding, more_after, strict=True)]
     x, weight = importer.tensor(source, dtype), importer.tensor(kernel, dtype)
+    extra = per_axis(output_padding, rank)
+    # A sequence is an image of one column, since threads divide the rows.
+    kind = volumes if rank == 3 else images
     if transposed and groups == 1 and max(dilation) == 1:
-        extra = per_axis(output_padding, rank)
-        transpose = volumes.transposed if rank == 3 else _transposed
-        result = transpose(importer, x, weight, stride, padding, extra)
+        if rank == 1:
+            x, weight = _of_one_column(importer, x, weight)
+            stride, padding, extra = [*stride, 1], [*padding, 0], [*extra, 0]
+        result = kind.transposed(importer, x, weight, stride, padding, extra)
         return _with_bias(importer, result, bias, rank, dtype)
     if transposed:
         extents = importer.shape(kernel)[2:]
         x, weight = _as_plain(importer, x, weight, stride, int(groups))  # type: ignore[arg-type]
-        extra = per_axis(output_padding, rank)
         before = [d * (k - 1) - p for d, k, p in zip(dilation, extents, padding, strict=True)]
         after = [b + e for b, e in zip(before, extra, strict=True)]
         x, before, after = _cropped(importer, x, before, after)
         stride = [1] * rank
     if rank == 1:
-        # A sequence is an image of one column, since threads divide the rows.
-        x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
+        x, weight = _of_one_column(importer, x, weight)
         stride, dilation, before, after = [*stride, 1], [*dilation, 1], [*before, 0], [*after, 0]
-    steps = volumes.Steps(stride, dilation, before, after)
-    convolve = volumes.convolve if rank == 3 else volumes.convolve_images
-    result = convolve(importer, x, weight, steps, int(groups))  # type: ignore[arg-type]
+    steps = Steps(stride, dilation, before, after)
+    result = kind.convolve(importer, x, weight, steps, int(groups))  # type: ignore[arg-type]
     result = _with_bias(importer, result, bias, rank, dtype)
     if rank < 3:
         return result
@@ -69,6 +71,10 @@ def _unpadded(importer: Importer, x: fx.Node, rank: int) -> tuple[fx.Node, list[
     return x.args[0], before, after
 
 
+def _of_one_column(importer: Importer, *sequences: relax.Expr) -> tuple[relax.Expr, ...]:
+    return tuple(importer.emit(relax.op.expand_dims(tensor, 3)) for tensor in sequences)
+
+
 def _with_bias(
     importer: Importer, result: relax.Expr, bias: Any, rank: int, dtype: torch.dtype
 ) -> relax.Expr:
@@ -78,25 +84,6 @@ def _with_bias(
         shift = relax.op.reshape(importer.tensor(bias, dtype), per_channel)
         result = importer.emit(relax.op.add(result, importer.emit(shift)))
     return importer.emit(relax.op.squeeze(result, [3])) if rank == 1 else result
-
-
-def _transposed(
-    importer: Importer,
-    x: relax.Expr,
-    weight: relax.Expr,
-    stride: list[int],
-    padding: list[int],
-    extra: list[int],
-) -> relax.Expr:
-    """Emit ``conv2d``; a sequence is an image of one column."""
-    if len(stride) == 1:
-        x, weight = (importer.emit(relax.op.expand_dims(t, 3)) for t in (x, weight))
-        stride, padding, extra = [*stride, 1], [*padding, 0], [*extra, 0]
-    return importer.emit(
-        relax.op.nn.conv2d_transpose(
-            x, weight, strides=stride, padding=[*padding, *padding], output_padding=extra
-        )
-    )
 
 
 def _as_plain(

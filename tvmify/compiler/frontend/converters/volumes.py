@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tvm import relax, te, tirx
 
 from tvmify.compiler.backend import is_for_gpu
+from tvmify.compiler.frontend.converters.images import Steps
+from tvmify.compiler.frontend.converters.images import convolve as convolve_images
+from tvmify.compiler.frontend.converters.images import transposed as transposed_images
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, OPAQUE
 from tvmify.compiler.kernels.conv import depthwise
 from tvmify.compiler.kernels.conv.windows import Window
@@ -20,39 +23,6 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
-
-
-class Steps(NamedTuple):
-    """How a kernel moves along each axis of a volume, or of an image."""
-
-    stride: list[int]
-    dilation: list[int]
-    before: list[int]
-    after: list[int]
-
-    def along(self, axis: int) -> tuple[int, int, int, int]:
-        """Return stride, dilation, and the padding before and after, of an axis."""
-        return self.stride[axis], self.dilation[axis], self.before[axis], self.after[axis]
-
-    def without(self, axis: int) -> Steps:
-        """Return those along the other axes."""
-        return Steps(*(values[:axis] + values[axis + 1 :] for values in self))
-
-
-def convolve_images(
-    importer: Importer, x: relax.Expr, weight: relax.Expr, steps: Steps, groups: int
-) -> relax.Expr:
-    """Emit a convolution of images ``[batch, channels, height, width]``."""
-    return importer.emit(
-        relax.op.nn.conv2d(
-            x,
-            weight,
-            strides=steps.stride,
-            padding=[*steps.before, *steps.after],
-            dilation=steps.dilation,
-            groups=groups,
-        )
-    )
 
 
 def convolve(
@@ -210,11 +180,7 @@ def transposed(
     x = importer.emit(relax.op.reshape(x, [batch * slices, channels, height, width]))
     weight = importer.emit(relax.op.permute_dims(weight, [0, 2, 1, 3, 4]))
     weight = importer.emit(relax.op.reshape(weight, [channels, size * filters, *window]))
-    images = importer.emit(
-        relax.op.nn.conv2d_transpose(
-            x, weight, strides=stride[1:], padding=padding[1:] * 2, output_padding=extra[1:]
-        )
-    )
+    images = transposed_images(importer, x, weight, stride[1:], padding[1:], extra[1:])
     images = importer.emit(relax.op.permute_dims(images, [0, 2, 3, 1]))
     out = (slices - 1) * stride[0] - 2 * padding[0] + size + extra[0]
     whole = size == stride[0] and padding[0] == 0 and extra[0] == 0

@@ -22,7 +22,9 @@ from tvmify.compiler.kernels.common.legalizing import accumulator
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.windows import Window, pad
 from tvmify.compiler.kernels.matmul import plan as plans
-from tvmify.compiler.kernels.matmul.template import PAD, Product, unflatten, workload
+from tvmify.compiler.kernels.matmul.planning import workload
+from tvmify.compiler.kernels.matmul.rows import unflatten
+from tvmify.compiler.kernels.matmul.template import PAD, Product
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 

@@ -19,7 +19,7 @@ from tvmify.compiler.aten.calls import Aten, aten
 from tvmify.compiler.kernels.common.legalizing import WEIGHT_BYTES, weights_of
 from tvmify.compiler.kernels.matmul import libraries, pairs
 from tvmify.compiler.kernels.matmul import plan as plans
-from tvmify.compiler.kernels.matmul.template import workload
+from tvmify.compiler.kernels.matmul.planning import workload
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import (

@@ -33,16 +33,14 @@ from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs, plan
+from tvmify.compiler.kernels.matmul.planning import plan_for, workload
+from tvmify.compiler.kernels.matmul.rows import flatten, stacked
 from tvmify.compiler.kernels.matmul.rule import Cut, add_up_blocks, split_into_tiles
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     PACK,
     PARTIAL,
     Product,
-    flatten,
-    plan_for,
-    stacked,
-    workload,
 )
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size

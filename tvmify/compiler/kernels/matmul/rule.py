@@ -46,6 +46,7 @@ from tvmify.compiler.kernels.common.short_tiles import half_last_tile
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.kernels.matmul import compact, pairs, plan
+from tvmify.compiler.kernels.matmul.rows import stacked
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     BLOCK,
@@ -58,7 +59,6 @@ from tvmify.compiler.kernels.matmul.template import (
     ROWS_FIRST,
     STORE,
     Product,
-    stacked,
 )
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.sizes import Size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -11,17 +11,18 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.matmul import compact, pairs
 from tvmify.compiler.kernels.matmul import plan as plans
+from tvmify.compiler.kernels.matmul.planning import plan_for, workload
+from tvmify.compiler.kernels.matmul.rows import align, flatten, not_one, stacked, unflatten
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
-    from tvmify.compiler.kernels.common.sample import Sample
+    pass
 
 #: Names of the template's blocks: rows times a gate, an image whose windows are rows, the copy of
 #: the right-hand side, the tile of sums over a block of the reduction, the sum of those, its rows
@@ -134,7 +135,7 @@ class Product:
     ) -> tuple[Expr, ...]:
         """Return the index, in what `pack` returns, of one step of a block of a panel."""
         along = block * self.plan.depth + step
-        return *_align(outer, self.right[:-2]), column_tile, along
+        return *align(outer, self.right[:-2]), column_tile, along
 
     def element(self, left: te.Tensor, at: Sequence[Expr], block: Expr, step: Expr) -> Expr:
         """Return the element of a row that one step of a block multiplies."""
@@ -227,7 +228,7 @@ class Product:
             *outer, own = (places[axis] for axis in sorted(places))
             if len(self.left) > 2:  # otherwise its rows are one axis already
                 row = own
-            at = *_align(outer, self.left[:-2]), row
+            at = *align(outer, self.left[:-2]), row
             element = self.element(left, at, step, k)
             where = self.row_of_panel(outer, column_tile, step, k)
             if self.paired:
@@ -282,7 +283,7 @@ class Product:
             at = (row // rows, column // width, row % rows, column % width)
             return sums(*outer, *at).astype(self.dtype)
 
-        own = through if sizes.is_static(self.rows) else _not_one(through, heights) or through
+        own = through if sizes.is_static(self.rows) else not_one(through, heights) or through
         if len(own) == 1:
             index = *axes, *own, -1
             names = ["row" if [axis] == own else f"axis{axis}" for axis in range(len(self.out) - 1)]
@@ -311,90 +312,3 @@ class Product:
         if not isinstance(tiles, int):
             return tiles
         return -(-tiles // self.plan.block) * self.plan.block
-
-
-def _not_one(axes: Iterable[int], extents: Iterable[Size]) -> list[int]:
-    """Return the axes of more than one element."""
-    return [axis for axis, size in zip(axes, extents, strict=True) if not sizes.is_one(size)]
-
-
-def plan_for(
-    work: plans.Workload,
-    rows: Size,
-    extents: Iterable[Size],
-    machine: Microarchitecture,
-    bits: int,
-    is_compact: bool,
-    sample: Callable[[], Sample] | None,
-) -> plans.Plan:
-    """Choose how to cut products; the width of panels does not depend on symbolic rows."""
-    if is_compact:
-        return plans.single_tile(work, compact.VECTORS * machine.lanes(bits))
-    if sizes.is_static(*extents):
-        return plans.choose(work, machine, bits, sample)
-    if work.packed:
-        factor = sizes.factor(rows)
-        return choice.once(plans.choose_for_any_rows, work, factor, machine, bits)
-    return choice.once(plans.candidates, work, machine, bits)[0]
-
-
-def workload(
-    extents: tuple[Size, Size, Size, Size],
-    dtype: str,
-    *,
-    packed: bool = True,
-    paired: bool = False,
-    row_stride: int = 1,
-) -> plans.Workload:
-    """Return the workload to choose plans for; with pairs, it has half as many steps.
-
-    `extents` are the number of products, and the rows, columns and depth of each.
-    """
-    batch, rows, columns, depth = sizes.hints(extents)
-    steps = -(-depth // 2) if paired else depth
-    kind = pairs.KIND if paired else dtype
-    return plans.Workload(batch, rows, columns, steps, kind, packed, row_stride)
-
-
-def stacked(right: Sequence[Size], out: Sequence[Size]) -> list[int]:
-    """Return the leading axes of a product, `out`, along which there are several right-hand sides.
-
-    Axes of one element next to them are included; if there are only such axes, the list is empty.
-    """
-    own = [*[1] * (len(out) - len(right)), *right[:-2]]
-    if all(map(sizes.is_one, own)):
-        return []
-    return [
-        axis for axis, size in enumerate(own) if not sizes.is_one(size) or sizes.is_one(out[axis])
-    ]
-
-
-def _align(index: Sequence[Expr], shape: Sequence[Size]) -> list[Expr]:
-    """Index a tensor of leading axes `shape` that is broadcast to more, or larger, axes."""
-    own = list(index)[len(index) - len(shape) :] if shape else []
-    if len(own) < len(shape):
-        own = [tirx.const(0, "int64")] * (len(shape) - len(own)) + own
-    return [
-        tirx.const(0, "int64") if sizes.is_one(size) else i
-        for i, size in zip(own, shape, strict=True)
-    ]
-
-
-def flatten(index: Sequence[Expr], shape: Sequence[Size]) -> Expr:
-    """Return the index on the axis that merges all leading axes."""
-    number: Expr = tirx.const(0, "int64")
-    for i, size in zip(index, shape, strict=True):
-        if not sizes.is_one(size):  # TVM cannot invert a sum of axes of one element
-            number = number * size + i
-    return number
-
-
-def unflatten(number: Expr, shape: Sequence[Size]) -> list[Expr]:
-    """Return the index on each leading axis; the inverse of `flatten`."""
-    if not sizes.is_static(*shape) and len(own := _not_one(range(len(shape)), shape)) == 1:
-        return [number if axis in own else tirx.const(0, "int64") for axis in range(len(shape))]
-    index = []
-    for size in reversed(shape[1:]):
-        index.append(number % size)
-        number = number // size
-    return [number, *reversed(index)]

@@ -32,7 +32,8 @@ from tvmify.compiler.kernels.conv.winograd.template import (
     Winograd,
 )
 from tvmify.compiler.kernels.matmul import plan as plans
-from tvmify.compiler.kernels.matmul.template import Product, workload
+from tvmify.compiler.kernels.matmul.planning import workload
+from tvmify.compiler.kernels.matmul.template import Product
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Annotation of the inputs and of the results: height and width of a tile, and lanes.
