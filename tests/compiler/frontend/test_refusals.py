@@ -33,6 +33,9 @@ def exported(function: Callable[[torch.Tensor], torch.Tensor]) -> torch.export.E
         lambda x: x.clone().fill_(1e39),
         lambda x: x.half().masked_fill(x > 0, -1e9),
         lambda x: x.bfloat16().clamp(max=3.4e38),
+        lambda x: x.to(torch.uint8).clamp(min=-256),
+        lambda x: x.int().masked_fill(x > 0, 2**31),
+        lambda x: torch.full_like(x, 300, dtype=torch.int8),
     ],
 )
 def test_numbers_that_eager_cannot_convert_are_refused(
@@ -54,6 +57,8 @@ def test_numbers_that_eager_cannot_convert_are_refused(
         lambda x: x.clamp(min=float("-inf")),
         lambda x: x.double().clamp(max=1e39),
         lambda x: x.masked_fill(x > 0, float("inf")),
+        lambda x: x.to(torch.uint8) * 1000003,
+        lambda x: x.to(torch.uint8).clamp(min=-1),
     ],
 )
 def test_numbers_that_eager_converts_are_not_refused(

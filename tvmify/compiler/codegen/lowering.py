@@ -26,6 +26,7 @@ from tvmify.compiler.codegen.spread_bits import SpreadBits
 from tvmify.compiler.codegen.sums_on_stack import SumsOnStack
 from tvmify.compiler.codegen.transpose_tiles import TransposeTiles
 from tvmify.compiler.codegen.workarounds import BeforeLoops
+from tvmify.compiler.codegen.wrap_integers import UnwrapIntegers, WrapIntegers
 from tvmify.compiler.kernels.matmul.define_pairs import DefinePairs
 from tvmify.system.workers import Workers
 from tvmify.torch_compat.silence import silenced
@@ -49,7 +50,8 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target, pool: Workers) -> Low
     functions = {v: f for v, f in ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
     whole = tvm.IRModule(functions, attrs=ir_mod.attrs)
     whole = tirx.transform.BindTarget(target.with_host(target.host or target))(whole)
-    whole = _of_each(whole, lambda: [BeforeLoops()], target, pool)
+    wrapping = [WrapIntegers()] if target.host is None else []
+    whole = _of_each(whole, lambda: [*wrapping, BeforeLoops()], target, pool)
     for_gpu = None
     if target.host is None:
         whole = _of_each(whole, _to_loops, target, pool)
@@ -133,6 +135,7 @@ def _to_instructions() -> list[tvm.transform.Pass]:
         ShuffleLoads(),
         SumsOnStack(),
         DefinePairs(),
+        UnwrapIntegers(),
         HideExtents(),
         finalize_host_passes(),
     ]

@@ -107,14 +107,23 @@ def _overflow(node: fx.Node) -> str | None:
     result = node.meta.get("val")
     if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(result, torch.Tensor):
         return None
-    if not result.is_floating_point():
+    if result.dtype is torch.bool or result.is_complex():
         return None
-    names = (argument.name for argument in node.target._schema.arguments)
-    largest = torch.finfo(result.dtype).max
-    for name, value in [*zip(names, node.args, strict=False), *node.kwargs.items()]:
-        is_converted = isinstance(value, float) and name not in _OPERANDS
-        if is_converted and largest < abs(value) < math.inf:
-            return f"{name}={value} does not fit in {result.dtype}"
+    is_float = result.is_floating_point()
+    limits = (torch.finfo if is_float else torch.iinfo)(result.dtype)
+    low = limits.min or -limits.max  # eager wraps negative numbers around to unsigned ones
+    arguments = node.target._schema.arguments
+    given = [*zip(arguments, node.args, strict=False)]
+    given += [
+        (argument, node.kwargs[argument.name])
+        for argument in arguments
+        if argument.name in node.kwargs
+    ]
+    for argument, value in given:
+        is_number = type(value) is (float if is_float else int) and "number" in str(argument.type)
+        is_converted = is_number and argument.name not in _OPERANDS and math.isfinite(value)
+        if is_converted and not low <= value <= limits.max:
+            return f"{argument.name}={value} does not fit in {result.dtype}"
     return None
 
 

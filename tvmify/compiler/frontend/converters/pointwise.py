@@ -35,7 +35,6 @@ SAME = {
     "minimum.default": relax.op.minimum,
     "mul.Scalar": relax.op.multiply,
     "mul.Tensor": relax.op.multiply,
-    "neg.default": relax.op.negative,
     "relu.default": relax.op.nn.relu,
     "trunc.default": relax.op.trunc,
 }
@@ -111,6 +110,14 @@ for _names, _kind in (
 ):
     for _name, _function in _names.items():
         converts(_name)(_pointwise(_function, _kind, EXACT.get(_function, ())))
+
+
+@converts("neg.default")
+def negative(importer: Importer, node: fx.Node) -> relax.Expr:
+    (x,) = promoted(importer, node.args, PROMOTION.DEFAULT)
+    if dtype_of(x).startswith("uint"):  # TVM multiplies by -1
+        return relax.op.subtract(relax.const(0, dtype_of(x)), x)
+    return relax.op.negative(x)
 
 
 @converts("atan2.default")

@@ -119,14 +119,14 @@ def _divide(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _legalize(
-    function: Callable[..., Scalar], *, hide_zeros: bool = False
+    function: Callable[..., Scalar], *, hide: Callable[[Scalar], Scalar] | None = None
 ) -> Callable[..., relax.Expr]:
     """Make a legalizer of a function of scalars; constants become part of the kernel.
 
     Parameters
     ----------
-    hide_zeros
-        Write constant zeros as `hidden`.
+    hide
+        Writes a constant such that TVM's simplifier leaves it alone.
     """
     name = function.__name__.strip("_")
 
@@ -134,10 +134,8 @@ def _legalize(
         constants = [_constant(argument) for argument in call.args]
         if all(constant is not None for constant in constants):
             constants = [None] * len(constants)
-        if hide_zeros:
-            constants = [
-                constant if constant is None else hidden(constant) for constant in constants
-            ]
+        if hide is not None:
+            constants = [None if constant is None else hide(constant) for constant in constants]
         tensors = [x for x, constant in zip(call.args, constants, strict=True) if constant is None]
 
         def element(*values: Scalar) -> Scalar:
@@ -170,6 +168,17 @@ def hidden(value: Scalar) -> Scalar:
         return zero
     is_negative = math.copysign(1, value.value) < 0
     return tirx.reinterpret(dtype, te.min_value(integer) if is_negative else zero)
+
+
+def _hidden_lowest(value: Scalar) -> Scalar:
+    """Write the lowest integer as a complement.
+
+    TVM's simplifier compares by the sign of ``x - lowest``, and computes it as ``x + lowest``.
+    """
+    if not isinstance(value, IntImm) or int(value) >= 0:
+        return value
+    dtype = str(value.ty.dtype)
+    return ~te.max_value(dtype) if int(value) == int(te.min_value(dtype)) else value
 
 
 def _integer_of(dtype: str) -> str:
@@ -306,24 +315,24 @@ def _lowest(dtype: str) -> Scalar:
 
 #: For ``relax.transform.LegalizeOps``.
 KEEP_NAN: dict[str, Callable[..., relax.Expr]] = {
-    "relax.add": _legalize(_add, hide_zeros=True),
-    "relax.divide": _legalize(_divide, hide_zeros=True),
-    "relax.equal": _legalize(_equal),
+    "relax.add": _legalize(_add, hide=hidden),
+    "relax.divide": _legalize(_divide, hide=hidden),
+    "relax.equal": _legalize(_equal, hide=_hidden_lowest),
     "relax.full": _legalize_full,
-    "relax.greater_equal": _legalize(_greater_equal),
-    "relax.less_equal": _legalize(_less_equal),
+    "relax.greater_equal": _legalize(_greater_equal, hide=_hidden_lowest),
+    "relax.less_equal": _legalize(_less_equal, hide=_hidden_lowest),
     "relax.logical_not": _legalize(_logical_not),
     "relax.logical_xor": _legalize(_logical_xor),
     "relax.max": _legalize_reduction(largest=True),
     "relax.maximum": _legalize(maximum),
     "relax.min": _legalize_reduction(largest=False),
     "relax.minimum": _legalize(minimum),
-    "relax.multiply": _legalize(_multiply, hide_zeros=True),
+    "relax.multiply": _legalize(_multiply, hide=hidden),
     "relax.nn.max_pool2d": _legalize_max_pool,
     "relax.nn.max_pool3d": _legalize_max_pool,
     "relax.nn.relu": _legalize(_relu),
-    "relax.not_equal": _legalize(_not_equal),
-    "relax.subtract": _legalize(_subtract, hide_zeros=True),
+    "relax.not_equal": _legalize(_not_equal, hide=_hidden_lowest),
+    "relax.subtract": _legalize(_subtract, hide=hidden),
     "relax.zeros": _legalize_zeros,
 }
 #: The extremes for GPUs: threads of a warp exchange 32 bits. Narrower ones would go through shared
