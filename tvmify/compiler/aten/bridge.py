@@ -55,6 +55,8 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
         return False
     if target is torch.ops.aten.view.dtype:  # TorchScript mistakes the dtype for a size
         return False
+    if target is torch.ops.aten.as_strided.default and not _lies_plainly(node.args[0]):
+        return False
     values = _leaves(node.meta.get("val"))
     results = [values[i] for i in _used(node, len(values))]
     given = operators.arguments(node)
@@ -70,6 +72,12 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
         and (tensor.dtype in PARTS or str(tensor.dtype).removeprefix("torch.") in dtypes)
         for tensor in results + [n.meta["val"] for n in _tensor_nodes(node)]
     )
+
+
+def _lies_plainly(node: Any) -> bool:
+    """Whether a tensor has memory in eager as it has in compiled code, where all are contiguous."""
+    tensor = node.meta["val"]
+    return tensor.is_contiguous() and tensor.storage_offset() == 0
 
 
 def is_complex(node: fx.Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from tvm import tirx
 from tests.compiler.programs import check, check_each, compiled, executed
 from tvmify import tvmify
 from tvmify.compiler.frontend.converters import loops
+from tvmify.errors import UnsupportedOperator
 
 
 def test_views_and_slices():
@@ -53,6 +56,37 @@ def test_views_and_slices():
 )
 def test_padding(widths: tuple[int, ...], mode: str):
     check(lambda x: F.pad(x, widths, mode=mode), torch.randn(4, 6, 8))
+
+
+def test_as_strided_reads_memory_as_it_is_in_eager():
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        stride = x.stride()
+        return x.as_strided((4, 2, 4, 3), (stride[0], stride[1] * 2, stride[1], stride[2]))
+
+    check_each(
+        {
+            "transposed argument": lambda x: windows(x.transpose(1, 2).reshape(4, 6, 3)) + 1,
+            "transposed": lambda x: windows((x * 2).transpose(1, 2).reshape(4, 6, 3)),
+            "plain": lambda x: windows((x * 2).reshape(4, 6, 3)),
+            "overlapping": lambda x: x.exp().as_strided((3, 4, 2), (1, 1, 7), 3),
+            "of no axes": lambda x: (x * 2).as_strided((), (), 4),
+        },
+        torch.randn(1, 6, 4, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x * 2)[:, 1:].as_strided((2, 3), (3, 1), 0),
+        lambda x: (x[:, :1] * 2).expand(-1, 6, -1, -1).as_strided((2, 2), (3, 1)),
+    ],
+)
+def test_as_strided_refuses_memory_beside_its_argument(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with pytest.raises(UnsupportedOperator, match="as_strided"):
+        compiled(function, torch.randn(1, 6, 4, 3))
 
 
 def test_constants():

@@ -278,6 +278,31 @@ def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(diagonal_of, importer.tensor(node.args[0]))
 
 
+@converts("as_strided.default")
+def as_strided(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Elements of a tensor, by their distances in the memory that it has in eager."""
+    source, shape, strides = node.args[:3]
+    given = source.meta["val"]  # type: ignore[union-attr]
+    offset = importer.argument(node, 3, "storage_offset", None)
+    start = 0 if offset is None else offset - given.storage_offset()
+    if not is_static(start, *shape, *strides, *given.shape, *given.stride()):  # type: ignore[misc]
+        raise UnsupportedOperator([str(node.target)], "its sizes or strides vary")
+    order = sorted(range(given.dim()), key=given.stride, reverse=True)
+    last = start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))  # type: ignore[arg-type]
+    if not given.permute(order).is_contiguous() or not 0 <= start <= last < given.numel():
+        raise UnsupportedOperator([str(node.target)], "it reads memory beside its argument")
+    in_memory = importer.emit(relax.op.permute_dims(importer.tensor(source), order))
+    flat = importer.emit(relax.op.reshape(in_memory, [given.numel()]))
+
+    def read(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            return x(sum((i * s for i, s in zip(indices, strides, strict=True)), start))  # type: ignore[arg-type]
+
+        return te.compute(importer.shape(node), element, name="as_strided")
+
+    return importer.emit_te(read, flat)
+
+
 @converts("unfold.default")
 def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
     """Sliding windows along an axis; the position in the window becomes the last axis."""
