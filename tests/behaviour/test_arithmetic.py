@@ -221,3 +221,21 @@ def test_functions_of_python_that_are_given_tensors(function: Any) -> None:
     for first in (0.5, -0.5):
         got, expected = outcome(compiled, first), outcome(function, first)
         assert str(got) == str(expected)
+
+
+class Views(nn.Module):
+    """Views of elements as others; the number of float32 for a dtype is also a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtype = torch.int32
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return x.view(torch.int32) + 1, x.view(self.dtype) * 2, x.view(y.dtype) - y
+
+
+@pytest.mark.filterwarnings("ignore:.* runs in eager PyTorch")
+def test_views_of_another_dtype_are_not_of_another_shape() -> None:
+    args = torch.randn(3), torch.arange(3, dtype=torch.int32)
+    found = tvmify(Views().eval(), cache=False, compare=False)(*args)
+    assert all(map(torch.equal, found, Views()(*args)))

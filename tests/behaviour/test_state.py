@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -228,6 +229,21 @@ def test_arguments_are_written_as_in_eager(function: Callable[..., Any], no_grad
         changed = [not torch.equal(a, b) for a, b in zip(ours, given(function), strict=True)]
         assert [t._version > v for t, v in zip(ours, versions, strict=True)] == changed
     assert fast.cache_info().hits == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "step", "runs_eager"), [(2, 2, False), (2, 3, True), (1, 5, True)]
+)
+def test_windows_are_written_as_in_eager(size: int, step: int, runs_eager: bool, no_grad: None):
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.unfold(0, size, step).mul_(2)
+        return x + 1
+
+    fast, (x,) = decorate(function), inputs(1, 8)
+    with pytest.warns(TvmifyWarning, match="windows") if runs_eager else nullcontext():
+        found = fast(y := x.clone())
+    assert torch.equal(found, function(x))
+    assert torch.equal(y, x)
 
 
 def test_strided_arguments_are_written_where_they_are(no_grad: None):

@@ -42,6 +42,8 @@ _CONVERSIONS = {"aten::Int": "int", "aten::Float": "float"}
 #: Builtin functions that go through the rows of a tensor, or take no tensor. TorchScript makes
 #: numbers of the arguments of the others, which is noticed.
 _BUILTINS = frozenset("all any round sum".split())
+#: More than the number that TorchScript has for any dtype.
+_DTYPES = 64
 
 
 def python_meaning(node: torch._C.Node) -> Callable[..., Any] | None:
@@ -163,6 +165,24 @@ def misread_function(scripted: Any, functions: Iterable[Reached]) -> str | None:
             takes_tensor = any(value.type().kind() == "TensorType" for value in node.inputs())
             if takes_tensor and (spelled := _highlighted(str(node.sourceRange()))) in spellings:
                 return spelled
+    return None
+
+
+def misread_dtype(scripted: Any) -> str | None:
+    """Return the text of an ``x.view(dtype)``, or None. To TorchScript a dtype is an integer, which
+    it takes for a size; so a single size that may have been a dtype is returned, too.
+    """
+    graph = getattr(scripted, "forward", scripted).inlined_graph
+    for node in graph.findAllNodes("aten::view"):
+        sizes = list(list(node.inputs())[1].node().inputs())
+        if len(sizes) != 1:
+            continue
+        source = sizes[0].node()
+        is_constant = source.kind() == "prim::Constant"
+        if source.kind() in ("prim::dtype", "prim::GetAttr") or (
+            is_constant and 0 <= sizes[0].toIValue() < _DTYPES
+        ):
+            return _highlighted(str(node.sourceRange())) or "view"
     return None
 
 

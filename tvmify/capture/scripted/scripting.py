@@ -16,7 +16,7 @@ from tvmify.capture.questions import question_of, reached
 from tvmify.capture.scripted.constants import constant_attributes
 from tvmify.capture.scripted.interpreter import source_line
 from tvmify.capture.scripted.leftovers import empty, noting
-from tvmify.capture.scripted.meaning import misread_function, updates_dicts
+from tvmify.capture.scripted.meaning import misread_dtype, misread_function, updates_dicts
 from tvmify.capture.scripted.script_types import distinguish
 from tvmify.capture.scripted.unfolding import unfolded
 from tvmify.capture.twin import twin
@@ -102,6 +102,8 @@ def script(callable_: Any, made: list[torch.nn.Module] | None = None) -> Scripte
         raise CannotScript("it updates an item of a dict, which TorchScript does not do in place")
     if (name := misread_function(scripted, functions)) is not None:
         raise CannotScript(f"{name} is given a tensor, which means something else in TorchScript")
+    if (text := misread_dtype(scripted)) is not None:
+        raise CannotScript(f"{text} may be given a dtype, which TorchScript takes for a size")
     return scripted
 
 

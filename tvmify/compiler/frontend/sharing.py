@@ -186,6 +186,7 @@ class _Reader:
         """Record what is written to; refuse constants and changes of shape."""
         for written in aliases.written_tensors(node):
             self._follow(written)
+            _check_windows(node, written)
             owners = self.owners.get(memory.storage(written), [])
             if len(owners) > 1:
                 raise UnsupportedOperator(
@@ -341,6 +342,25 @@ class _Reader:
                 [operators.name(node)], f"it returns {whole.dtype} memory as {x.dtype}"
             )
         return self._lying(x, whole.storage_offset())
+
+
+def _check_windows(write: fx.Node, written: fx.Node) -> None:
+    """Refuse a write to windows of ``unfold`` that do not divide a tensor: made functional, it
+    clears the elements between windows and behind them.
+    """
+    view: Any = written
+    while isinstance(view, fx.Node) and view.op == "call_function":
+        is_operator = isinstance(view.target, torch._ops.OpOverload)
+        whole: Any = aliases.argument_returned(view, written=False) if is_operator else view.args[0]
+        if view.target is torch.ops.aten.unfold.default:
+            axis, size, step = view.args[1:]
+            shape = whole.meta["val"].shape
+            length = shape[axis] if shape else 1
+            if size != step or not isinstance(length, int) or length % step:
+                raise UnsupportedOperator(
+                    [operators.name(write)], "it writes to windows that leave or share elements"
+                )
+        view = whole
 
 
 def _is_detached(view: fx.Node, owner: fx.Node) -> bool:
