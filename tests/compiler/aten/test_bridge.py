@@ -116,6 +116,16 @@ def test_expanded_arguments_are_not_copied():
     torch.testing.assert_close(executed(artifact, program, *args), program(*args))
 
 
+def test_numbers_may_be_complex():
+    def program(x: torch.Tensor) -> torch.Tensor:
+        rotated = x * torch.cos(x) + x * torch.sin(x) * (0.5 - 2j)
+        return torch.fft.irfft(rotated * 1j, 14)
+
+    x = torch.randn(3, 8)
+    artifact = compiled(program, x)
+    torch.testing.assert_close(executed(artifact, program, x), program(x))
+
+
 def test_complex_results_are_refused():
     with pytest.raises(UnsupportedInput, match="complex64"):
         compiled(torch.fft.fft, torch.randn(8))

@@ -253,7 +253,7 @@ class _Graph:
         self, known: dict[fx.Node, Any], argument: Any, given: Any, first: torch.Tensor
     ) -> Any:
         graph, kind = self._graph, str(argument.type)
-        if kind == "Tensor" and isinstance(given, (int, float)):
+        if kind == "Tensor" and isinstance(given, (int, float, complex)):
             return _number_tensor(graph, given, first.dtype)
         if any(isinstance(x, tvm.ir.Expr) for x in pytree.tree_leaves(given)):
             return self._numbers(given)
@@ -314,10 +314,11 @@ def example(shape: list[Any], dtype: str) -> torch.Tensor:
     return torch.empty((), dtype=getattr(torch, dtype)).expand(shape)
 
 
-def _number_tensor(graph: Any, number: float, dtype: torch.dtype) -> Any:
+def _number_tensor(graph: Any, number: complex, dtype: torch.dtype) -> Any:
     """Return a tensor for a number where the operator takes a tensor."""
     device = torch.device("cuda") if is_for_gpu() else None
-    values = [graph.insertConstant(v) for v in (number, dtype, None, device, None)]
+    given = [graph.insertConstant(v) for v in (dtype, None, device, None)]
+    values = [_argument(graph, {}, "number", number), *given]
     return insert(graph, "aten::scalar_tensor", values)[0]
 
 
@@ -338,6 +339,11 @@ def _argument(graph: Any, known: dict[fx.Node, Any], kind: str, value: Any) -> A
         value = torch.device("cuda")  # the device of the call, wherever the program was recorded
     if "float" in kind:
         value = pytree.tree_map_only(int, float, value)
+    if isinstance(value, complex):  # TorchScript cannot read the constant that it writes
+        parts = [graph.insertConstant(part) for part in (value.real, value.imag)]
+        (number,) = insert(graph, "aten::Complex", parts)
+        number.setType(torch._C.ComplexType.get())
+        return number
     if not isinstance(value, (list, tuple)):
         return graph.insertConstant(value)
     if value and isinstance(value[0], bool):  # which constants in the graph cannot express
