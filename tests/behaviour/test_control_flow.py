@@ -91,7 +91,7 @@ def test_branches_and_early_returns_take_the_way_of_eager() -> None:
     assert len(ways) > 2
     text = str(net.explain())
     assert "runs by regions" in text
-    assert "A branch depends on" in text or "number is read" in text
+    assert "a branch depends on" in text or "number is read" in text
     assert text.count("a region of") == 5
     assert "1 linear" in text
 

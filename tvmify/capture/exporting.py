@@ -171,7 +171,7 @@ def _export(
                     "Pass validate_args=False to the distribution.",
                 ) from error
             raise DependsOnValues(
-                f"A branch depends on the values of tensors ({_user_line(error)})",
+                f"a branch depends on the values of tensors ({_user_line(error)})",
                 _DECORATE_AROUND,
             ) from error
         except Exception as error:
@@ -295,7 +295,7 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
             is_read = symbols and node.target in _READS and not _is_only_checked(node)
             if is_read or any(free_unbacked_symbols(size) for size in symbols):
                 raise DependsOnValues(
-                    f"The result of {node.target} is a number, or has a size, that depends on the "
+                    f"the result of {node.target} is a number, or has a size, that depends on the "
                     f"values of tensors ({_last_line(node.meta.get('stack_trace'))})",
                     _DECORATE_AROUND,
                 )

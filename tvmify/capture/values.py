@@ -100,7 +100,7 @@ def read_number(value: Any) -> Any:
         return value
     if not is_literal(value):
         raise DependsOnValues(
-            "A Python number is read from a tensor's values, so the program depends on them",
+            "a Python number is read from a tensor's values, so the program depends on them",
             "Keep the value in a tensor (torch.where instead of if), "
             "or decorate the submodules around this place.",
         )

@@ -106,13 +106,19 @@ def _calls(shapes: list[str], dtypes: list[str], device: str) -> list[list[Tenso
     from tvmify.signature import TensorSpec
 
     if len(dtypes) not in (1, max(len(shapes), 1)):
-        raise WarmUpError(f"there are {len(shapes)} --shape and {len(dtypes)} --dtype")
+        raise WarmUpError(
+            f"there are {len(shapes)} --shape and {len(dtypes)} --dtype: give one --dtype for all "
+            "shapes, or one for each"
+        )
     calls = []
     for i, shape in enumerate(shapes):
         names = dtypes[i if len(dtypes) > 1 else 0].split()
         tensors = shape.split()
         if len(names) not in (1, len(tensors)):
-            raise WarmUpError(f"--shape {shape!r} has {len(tensors)} tensors, not {len(names)}")
+            raise WarmUpError(
+                f"--shape {shape!r} has {len(tensors)} tensors, and its --dtype {len(names)} "
+                "dtypes: give one for all, or one for each"
+            )
         try:
             kinds = [dtype_of(name) for name in names * (len(tensors) // len(names))]
             sizes = [tuple(_size(n) for n in tensor.split(",") if n) for tensor in tensors]

@@ -161,11 +161,11 @@ class Driven:
                 raise
             except Exception as error:
                 raise CaptureError(
-                    f"Run by regions, it raises an error, unlike in eager: {described(error)}",
+                    f"run by regions, it raises an error, unlike in eager: {described(error)}",
                     _DIFFERENT,
                 ) from error
         if not is_same_result(result, expected):
-            raise CaptureError("Run by regions, its result differs from eager's", _DIFFERENT)
+            raise CaptureError("run by regions, its result differs from eager's", _DIFFERENT)
 
     def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
         """Take the current tensors of the module, and return them by name."""

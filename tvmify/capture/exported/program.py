@@ -125,7 +125,7 @@ class TracedProgram(Program):
         """Return the recorded program, with the current tensors of the module."""
         if varying.recorded() != self._varying or not self.accepts(args, kwargs):
             raise UnsupportedInput(
-                "The program was recorded for arguments of other shapes or values",
+                "the program was recorded for arguments of other shapes or values",
                 "Capture the module again with these arguments.",
             )
         return with_weights(self._recorded, {n: resolve(self._owner, n) for n in self._names})

@@ -48,7 +48,7 @@ def bind(
     if len(args) > len(parameters) or unknown:
         surplus = ", ".join(sorted(unknown)) or f"{len(args)} positional arguments"
         raise UnsupportedInput(
-            f"The scripted forward takes ({', '.join(names)}), not {surplus}",
+            f"the scripted forward takes ({', '.join(names)}), not {surplus}",
             "Call it with the arguments that forward takes.",
         )
     values = []
@@ -62,12 +62,14 @@ def bind(
         elif parameter.has_default_value():
             given = parameter.default_value
         else:
-            raise UnsupportedInput(f"Argument {parameter.name} is missing", "Pass it in the call.")
+            raise UnsupportedInput(
+                f"argument {parameter.name!r} is missing", "Pass it in the call."
+            )
         try:
             value = _converted(given, parameter.type, coerce)
         except _Mismatch:
             raise UnsupportedInput(
-                f"Argument {parameter.name} is a {type(given).__name__} where "
+                f"argument {parameter.name!r} is a {type(given).__name__} where "
                 f"TorchScript expects {parameter.type.annotation_str}",
                 "Annotate the parameter in forward.",
             ) from None

@@ -39,7 +39,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     is_strided = tensor.layout is torch.strided and not tensor.is_quantized
     if not (is_strided and has_memory(tensor)):
         raise CaptureError(
-            f"The program holds a constant tensor of layout {tensor.layout}, dtype {tensor.dtype} "
+            f"the program holds a constant tensor of layout {tensor.layout}, dtype {tensor.dtype} "
             f"on {tensor.device}" + (", which has no memory" if is_strided else ""),
             "Keep it as a dense tensor, or decorate the submodules around it.",
         )

@@ -188,7 +188,7 @@ def _truth(condition: Any, node: torch._C.Node) -> bool:
     if isinstance(condition, (bool, int, torch.SymBool, torch.SymInt)):
         return bool(condition)
     raise DependsOnValues(
-        f"A branch depends on the values of tensors ({where(node)})",
+        f"a branch depends on the values of tensors ({where(node)})",
         "Write it with torch.where, or decorate the submodules around it.",
     )
 
@@ -200,7 +200,7 @@ def _constant(_: Interpreter, node: torch._C.Node, __: list[Any]) -> Any:
 
 def _raise(_: Interpreter, node: torch._C.Node, inputs: list[Any]) -> Any:
     raise CaptureError(
-        f"The module raises an exception for these inputs: {inputs[0]} ({where(node)})",
+        f"the module raises an exception for these inputs: {inputs[0]} ({where(node)})",
         "Call it in eager PyTorch to see the exception itself.",
     )
 

@@ -123,7 +123,7 @@ class GraphProgram(Program):
             return
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         if modes != (self._grad_mode, self._inference_mode):
-            raise UnsupportedInput("It was captured in another grad mode", "Capture it again.")
+            raise UnsupportedInput("it was captured in another grad mode", "Capture it again.")
         tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
         on_inference = "aten::is_inference" in self._operators
         if any(x.requires_grad or (on_inference and x.is_inference()) for x in tensors):

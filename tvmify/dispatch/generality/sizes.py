@@ -131,7 +131,10 @@ class AnySizes:
         shapes, sizes = artifact.shapes, sizes_of(request.leaves)
         why = "it names none" if shapes is None else shapes.why_not(sizes)
         if why is not None:
-            raise Unserved(f"the symbolic program does not serve this call: {why}", "Nothing.")
+            raise Unserved(
+                f"the symbolic program does not serve this call: {why}",
+                "Nothing to do: another one does.",
+            )
         assert shapes is not None
         fixed = numbers(self.varying, shapes)
         if not fixed.isdisjoint(self.varying.hints) and not is_tuned(
