@@ -1,4 +1,4 @@
-"""The documentation names files by paths that exist."""
+"""The documentation names files, and links to pages, that exist."""
 
 from __future__ import annotations
 
@@ -32,3 +32,23 @@ def test_named_files_exist(page: Path) -> None:
 def test_pages_name_files() -> None:
     text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     assert len(PATH.findall(text)) > 50
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_headings(page: Path) -> None:
+    """`make docs` checks the links of the site; the README and others are outside of it."""
+    links = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8"))
+    for path, anchor in links:
+        file = page.parent / path if path else page
+        assert file.exists(), path
+        if anchor:
+            assert anchor in _anchors(file), f"{path}#{anchor}"
+
+
+def _anchors(page: Path) -> set[str]:
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*?)(?: \{.*\})?$", text, re.MULTILINE)
+    slugs = {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+    return slugs | set(re.findall(r'(?:\bid="|\{ #)([^" }]+)', text))
