@@ -114,8 +114,9 @@ class CompileOptions:
         (``"s3://bucket/prefix"``, ``"file:///shared/folder"``): the user's directory, and behind
         it a second level that machines share; ``TVMIFY_CACHE_URL`` sets one for all modules.
     cache_size
-        How many signatures one module keeps in memory. More evict the least recently used; after
-        as many evictions, further signatures run in eager until `refresh`.
+        How many signatures one module keeps in memory. More evict the least recently used, with a
+        warning. After as many evictions, further signatures run in eager until `refresh`, except
+        with ``strict`` and in `warmup`.
     progress
         Show the stages of a compilation. None shows them when standard error is a terminal.
     on_miss
