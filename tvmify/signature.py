@@ -68,7 +68,11 @@ class TensorSpec:
     dtype
         Element type.
     device
-        Where the tensor lives.
+        Where the tensor is.
+
+    Examples
+    --------
+    >>> net.warmup([TensorSpec((1, 128), torch.int64), TensorSpec((1, 128))])
     """
 
     shape: tuple[int, ...]

@@ -73,6 +73,12 @@ def export(
         No entry matches.
     OSError
         The archive cannot be written.
+
+    Examples
+    --------
+    >>> begin = time.time()
+    >>> serve_some_requests()
+    >>> tvmify.cache.export("programs.zip", since=begin)  # what the requests needed
     """
     path, cache = Path(path), named_cache(directory, may_be_new=True)
     entries = cache.entries()
@@ -122,6 +128,10 @@ def import_(
         The file is not such an archive, or none of its entries can be used; nothing was stored.
     FileNotFoundError
         The file does not exist.
+
+    Examples
+    --------
+    >>> assert not tvmify.cache.import_("programs.zip").refused
     """
     cache = named_cache(directory, may_be_new=True)
     cache.entries()  # raises if the directory is not private; `store` would only warn

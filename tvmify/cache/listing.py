@@ -101,6 +101,10 @@ def clear(directory: str | os.PathLike[str] | None = None) -> int:
     ------
     CacheError
         As for `list`.
+
+    Examples
+    --------
+    >>> tvmify.cache.clear("/var/cache/tvmify")  # the number of programs that were there
     """
     return named_cache(directory).clear()
 

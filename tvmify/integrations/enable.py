@@ -85,6 +85,12 @@ def disable() -> None:
     """Run everything in the JIT again, including compiled graphs; calls in progress continue.
 
     After another `enable` with the same options, such graphs run compiled immediately.
+
+    Examples
+    --------
+    >>> tvmify.enable(strict=True)
+    >>> serve(traced)
+    >>> tvmify.disable()
     """
     _switch(None)
 

@@ -42,7 +42,7 @@ def backend(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Compile a graph of Dynamo.
+    """Compile a graph of Dynamo: what ``torch.compile(model, backend="tvmify")`` calls.
 
     Parameters
     ----------
@@ -63,6 +63,10 @@ def backend(
     ------
     BackendOptionError
         A mode, the name or the value of an option is not valid; the message lists the valid ones.
+
+    Examples
+    --------
+    >>> net = torch.compile(model, backend="tvmify", options={"strict": True})
     """
     chosen, origin = compile_options(mode, options), Origin.of(module, example_inputs)
     has_gradients = torch.is_grad_enabled() or _turns_gradients_on(module)

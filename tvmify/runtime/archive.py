@@ -98,6 +98,12 @@ def load(path: str | os.PathLike[str], *, key: Any = None, strict: bool | None =
         The file was not written by `tvmify.save`, is damaged, or does not have a valid signature.
     FileNotFoundError
         There is no such file.
+
+    Examples
+    --------
+    >>> net = tvmify.load("net.pt", strict=True)  # no call runs in PyTorch unnoticed
+    >>> with torch.inference_mode():
+    ...     y = net(torch.randn(8, 64))  # float32[8, 10]
     """
     check_path(path, "load(path), with the path of a file that tvmify.save wrote")
     path = Path(path)
@@ -142,6 +148,10 @@ def inspect(path: str | os.PathLike[str], *, key: Any = None) -> dict[str, Any]:
     ------
     ArchiveError
         As `load`.
+
+    Examples
+    --------
+    >>> [program["needs"] for program in tvmify.inspect("net.pt")["signatures"]]
     """
     check_path(path, "inspect(path), with the path of a file that tvmify.save wrote")
     path = Path(path)
