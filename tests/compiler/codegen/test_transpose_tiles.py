@@ -43,3 +43,15 @@ def test_no_element_is_loaded_by_itself(target: tvm.target.Target):
     code = lowered(tvm.IRModule({"kernel": kernel}), target).script()
     assert "T.Shuffle" in code
     assert {stride for _, stride in re.findall(r"T\.Ramp\((.*?), (\d+), \d+\)", code)} == {"1"}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_tile_of_a_merged_kernel_is_transposed_after_its_copy(target: tvm.target.Target):
+    x, y = random(8, 8), random(8, seed=1)
+
+    def program(_: relax.BlockBuilder, x: relax.Var, y: relax.Var) -> relax.Expr:
+        total = op.sum(op.multiply(op.permute_dims(x), y))
+        return op.permute_dims(op.add(x, op.exp(total)))
+
+    built = build(program, [x, y], target=target)
+    np.testing.assert_allclose(built.run([x, y]), (x + np.exp((x.T * y).sum())).T, rtol=1e-5)

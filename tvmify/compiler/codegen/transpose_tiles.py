@@ -32,14 +32,18 @@ class TransposeTiles:
 
 
 def _visit(stmt: Stmt) -> Stmt | None:
-    """Rewrite a sequence of copies to the stack and loops that read them across."""
+    """Rewrite a sequence of copies to the stack and loops that read them across.
+
+    A merged function has several such sequences in one: each tile is transposed where it is first
+    read, after its own copy.
+    """
     if not isinstance(stmt, tirx.SeqStmt):
         return None
     first = next((i for i, part in enumerate(stmt.seq) if _is_reader(part)), None)
     if first is None:
         return None
-    copies, readers = stmt.seq[:first], stmt.seq[first:]
-    sides = _tiles(readers)
+    square = _tiles(stmt.seq[first:])
+    sides: dict[tirx.Var, int] = {}  # of the tiles that are transposed already
 
     def along(load: Expr) -> Expr | None:
         if not isinstance(load, TensorLoad) or load.source not in sides:
@@ -55,8 +59,16 @@ def _visit(stmt: Stmt) -> Stmt | None:
             return None
         return tirx.BufferStore(inner.buffer, substitute(inner.value, along), inner.indices)
 
-    transposes = [part for tile, side in sides.items() for part in _transposed(tile, side)]
-    return tirx.SeqStmt([*copies, *transposes, *(rewrite(part, read_along) for part in readers)])
+    parts: list[Stmt] = []
+    for part in stmt.seq:
+        if _is_reader(part):
+            new = {x: n for x, n in _tiles([part]).items() if x in square and x not in sides}
+            parts += [each for tile, side in new.items() for each in _transposed(tile, side)]
+            sides |= new
+            parts.append(rewrite(part, read_along))
+        else:
+            parts.append(rewrite(rewrite(part, _visit), read_along))
+    return tirx.SeqStmt(parts)
 
 
 def _is_reader(part: Stmt) -> bool:
