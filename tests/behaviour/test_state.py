@@ -246,6 +246,21 @@ def test_windows_are_written_as_in_eager(size: int, step: int, runs_eager: bool,
     assert torch.equal(y, x)
 
 
+@pytest.mark.parametrize(("start", "size"), [(0, 2), (0, 0), (3, 0)])
+def test_out_is_resized_as_in_eager(start: int, size: int, no_grad: None):
+    def function(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        torch.sum(x, 0, out=out[start:] if start else out)
+        return x + 1
+
+    x = torch.randn(3, 2)
+    memory = [torch.zeros(8) for _ in range(2)]
+    ours, theirs = (m[: start + size] for m in memory)
+    with nullcontext() if size == 2 else pytest.warns(TvmifyWarning, match="changes the shape"):
+        assert torch.equal(decorate(function)(x, ours), function(x, theirs))
+    assert torch.equal(ours, theirs)
+    assert torch.equal(*memory)
+
+
 def test_strided_arguments_are_written_where_they_are(no_grad: None):
     fast = decorate(handed_on, strict=True)
     ours = [strided(x) for x in given(handed_on)]

@@ -49,6 +49,17 @@ def written_tensors(node: fx.Node) -> list[fx.Node]:
     ]
 
 
+def is_resized(node: fx.Node, written: fx.Node) -> bool:
+    """Whether a call gives an argument ``out=`` another shape; shapes that are only equal for some
+    sizes count as others.
+    """
+    outs = [value for argument, value in _arguments(node) if argument.is_out]
+    return any(
+        out is written and out.meta["val"].shape != result.shape
+        for out, result in zip(outs, pytree.tree_leaves(node.meta["val"]), strict=False)
+    )
+
+
 def is_fresh_literal(node: fx.Node) -> bool:
     """Whether a constant is a ``torch.tensor([...])`` in forward, which is always copied first."""
     copies = torch.ops.aten.lift_fresh_copy.default

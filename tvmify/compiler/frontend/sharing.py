@@ -202,7 +202,10 @@ class _Reader:
                         [operators.name(node)],
                         "it writes into a tensor of a closure, a global or a constant",
                     )
-                if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
+                if (
+                    torch.Tag.inplace_view in node.target.tags  # type: ignore[union-attr]
+                    or aliases.is_resized(node, written)
+                ):
                     raise UnsupportedOperator(
                         [operators.name(node)], "it changes the shape of an argument or buffer"
                     )
