@@ -103,6 +103,16 @@ class Strides(Asking):
         return x * x.stride(0) + self.w
 
 
+class Offset(Asking):
+    def forward(self, x):
+        return x * x.storage_offset() + self.w
+
+
+class View(Asking):
+    def forward(self, x):
+        return x * 2 + self.w if x._base is None else x * 3 + self.w * x._is_view()
+
+
 class Threads(Asking):
     def forward(self, x):
         return x * torch.get_num_threads() + self.w
@@ -151,6 +161,8 @@ class Overridden(Asking):
         Gradient,
         Contiguous,
         Strides,
+        Offset,
+        View,
         Threads,
         Version,
         VersionByAnotherName,
@@ -176,6 +188,7 @@ def test_answers_match_eager(cls: type[Asking]) -> None:
         with torch.no_grad():
             check(x)
             check(x.t())
+            check(torch.arange(32.0).reshape(8, 4)[4:])
             check(x.clone().requires_grad_())
         with torch.inference_mode():
             check(x)

@@ -14,7 +14,7 @@ import types
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -34,9 +34,14 @@ _UNANSWERABLE = frozenset(
 #: Functions that change what later calls mean; recordings are decomposed without that.
 _DEFAULTS = frozenset({"set_default_dtype", "set_default_tensor_type"})
 #: Attributes and methods of tensors whose values may do so.
-_OF_TENSORS = {getattr(torch.Tensor, name).__get__: name for name in ("grad", "_version")} | {
+_OF_TENSORS = {
+    getattr(torch.Tensor, name).__get__: name for name in ("grad", "_base", "_version")
+} | {
     getattr(torch.Tensor, name): name
-    for name in "data_ptr storage untyped_storage _typed_storage is_shared is_pinned".split()
+    for name in (
+        "data_ptr storage storage_offset untyped_storage _typed_storage is_shared is_pinned "
+        "is_set_to _is_view"
+    ).split()
 }
 #: Assigns to ``x.data``, which ``torch.export`` does not record: it goes on with the old values.
 _ASSIGN_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -50,7 +55,7 @@ _NAMES = frozenset("is_scripting _get_tracing_state is_exporting requires_grad_"
 #: Names of operators on lists of tensors. TorchScript drops those that only write.
 _ON_LISTS = "_foreach_"
 #: Methods whose results depend on the memory layout of a tensor.
-_LAYOUT = frozenset({"stride", "is_contiguous", "storage_offset"})
+_LAYOUT = frozenset({"stride", "is_contiguous"})
 _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
 
 
@@ -129,6 +134,11 @@ _DISPATCHING = frozenset({"torch._tensor", "torch.overrides"})
 
 def _is_of_torch(module: str | None) -> bool:
     return (module or "").partition(".")[0] == "torch"
+
+
+def refuse_question(name: str, *_: Any) -> NoReturn:
+    """Stand in for an operator of TorchScript that asks a tensor what only eager PyTorch knows."""
+    raise NeedsPython(*_asks_for({name}))
 
 
 def _asks_for(names: Collection[str]) -> tuple[str, str]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
 from tvmify.capture.nested import refuse_nested_tensor
+from tvmify.capture.questions import refuse_question
 from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedOperator
 from tvmify.torch_compat.symbols import SYMBOLS, square_root
@@ -218,10 +220,10 @@ PRIMITIVES: dict[str, Callable[..., Any]] = {
     **{
         f"aten::{name}": _method(name)
         for name in (
-            "dim numel storage_offset element_size is_floating_point is_complex is_signed "
-            "is_contiguous cpu"
+            "dim numel element_size is_floating_point is_complex is_signed is_contiguous cpu"
         ).split()
     },
+    **{f"aten::{name}": partial(refuse_question, name) for name in ("storage_offset", "is_set_to")},
     "aten::device": torch.device,
     "aten::_infer_size": lambda a, b: list(torch.broadcast_shapes(a, b)),
     "aten::broadcast_shapes": lambda a, b: list(torch.broadcast_shapes(a, b)),
@@ -269,6 +271,7 @@ PREFERRED = frozenset(
         "aten::dim",
         "aten::numel",
         "aten::storage_offset",
+        "aten::is_set_to",
         "aten::is_floating_point",
         "aten::is_complex",
         "aten::is_signed",
