@@ -15,6 +15,7 @@ from tvm.tirx.build import split_host_device_mods
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
 from tvmify.compiler.codegen.hide_extents import HideExtents
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
+from tvmify.compiler.codegen.join_axes import JoinAxes
 from tvmify.compiler.codegen.join_indices import JoinIndices
 from tvmify.compiler.codegen.narrow_indices import NarrowIndices
 from tvmify.compiler.codegen.place_allocations import PlaceAllocations
@@ -99,6 +100,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.ConvertBlocksToOpaque(),
         s_tir.transform.CompactBufferAllocation(),
         s_tir.transform.LowerMatchBuffer(),
+        JoinAxes(),
         s_tir.transform.StmtSimplify(),
         s_tir.transform.AnnotateIrregularLoop(),
         s_tir.transform.LowerOpaqueBlock(),
