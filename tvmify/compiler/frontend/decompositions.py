@@ -59,6 +59,7 @@ WHOLE = (
     aten.scaled_dot_product_attention.default,
     aten.mish.default,
     aten.silu.default,
+    aten.unfold_backward.default,
     aten.upsample_bicubic2d.vec,
     aten.upsample_bilinear2d.vec,
     aten.upsample_nearest2d.vec,

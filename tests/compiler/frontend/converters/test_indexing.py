@@ -11,6 +11,7 @@ from torch import nn
 from tvm import tirx
 
 from tests.compiler.programs import check, check_each, compiled, executed
+from tests.tolerances import assert_close_to_reference
 from tvmify import tvmify
 from tvmify.compiler.frontend.converters import loops
 from tvmify.errors import UnsupportedOperator
@@ -56,6 +57,38 @@ def test_views_and_slices():
 )
 def test_padding(widths: tuple[int, ...], mode: str):
     check(lambda x: F.pad(x, widths, mode=mode), torch.randn(4, 6, 8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "size", "step"),
+    [((2, 12), 1, 4, 2), ((2, 13, 3), 1, 5, 2), ((11, 2), 0, 2, 3), ((2, 9), -1, 9, 1)],
+    ids=["whole steps", "parts of steps", "gaps", "one window"],
+)
+def test_windows_are_added_where_they_overlap(
+    shape: tuple[int, ...], axis: int, size: int, step: int
+) -> None:
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.unfold_backward(x, shape, axis, size, step) * 2
+
+    x = torch.randn(shape).unfold(axis, size, step).contiguous()
+    check(added, x)
+    if axis:
+        check(added, x[:1].clone())
+
+
+def test_inverse_fourier_transforms_of_any_length():
+    class Inverse(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            spectrum = torch.complex(x[:, 0], x[:, 1])
+            return torch.istft(spectrum, 16, 4, window=torch.hann_window(16))
+
+    torch.manual_seed(0)
+    module = Inverse().eval()
+    fast = tvmify(module, dynamic=True, cache=False, strict=True)
+    for batch, frames in ((2, 9), (3, 20), (2, 6)):
+        x = torch.randn(batch, 2, 9, frames)
+        assert_close_to_reference(fast(x), module, (x,), {})
+    assert fast.cache_info().builds == 1
 
 
 def test_as_strided_reads_memory_as_it_is_in_eager():

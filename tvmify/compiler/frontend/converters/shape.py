@@ -12,7 +12,14 @@ from tvm.ir import Expr
 
 from tvmify.compiler.aten.operators import arguments
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
-from tvmify.compiler.sizes import bounds, is_static, number_or_expression, same, same_shape
+from tvmify.compiler.sizes import (
+    bounds,
+    ceil_div,
+    is_static,
+    number_or_expression,
+    same,
+    same_shape,
+)
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -317,6 +324,51 @@ def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(importer.shape(node), element, name="unfold")
 
     return importer.emit_te(windows_of, importer.tensor(source))
+
+
+@converts("unfold_backward.default")
+def add_windows(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Add windows along an axis where they overlap, as the end of an inverse short-time Fourier
+    transform does. They are added row by row, with as many elements in a row as windows are apart,
+    so that all elements of a row lie in the same windows.
+    """
+    source, _, axis, size, step = node.args
+    shape, given = list(importer.shape(node)), list(importer.shape(source))  # type: ignore[arg-type]
+    axis, length = int(axis) % len(shape), shape[int(axis)]  # type: ignore[arg-type]
+    fits = len(given) == len(shape) + 1 and same(given[-1], size)
+    if not fits or not same(given[axis], (length - size) // step + 1):  # type: ignore[operator]
+        raise UnsupportedOperator([str(node.target)], "other windows than those of unfold")
+    before, (windows, *behind, _) = given[:axis], given[axis:]
+    rows = ceil_div(length, step)
+
+    def added(x: te.Tensor) -> te.Tensor:
+        zero = tirx.const(0, dtype_of(importer.tensor(source)))
+
+        def element(*indices: Any) -> Any:
+            row, place = indices[axis : axis + 2]
+            total = zero
+            for back in reversed(range(ceil_div(size, step))):
+                window, inside = row - back, place + back * step
+                is_there = tirx.all(window >= 0, window < windows, inside < size)
+                at = (*indices[:axis], window, *indices[axis + 2 :], inside)
+                total = total + tirx.if_then_else(is_there, x(*at), zero)
+            return total
+
+        return te.compute([*before, rows, step, *behind], element, name="add_windows")
+
+    def joined(x: te.Tensor) -> te.Tensor:
+        def element(*indices: Any) -> Any:
+            along = indices[axis]
+            return x(*indices[:axis], along // step, along % step, *indices[axis + 1 :])
+
+        return te.compute([*before, length, *behind], element, name="joined")
+
+    sums = importer.emit_te(added, importer.tensor(source))
+    if same(rows * step, length):
+        sums = importer.emit(relax.op.reshape(sums, [*before, length, *behind]))
+    else:
+        sums = importer.emit_te(joined, sums)
+    return relax.op.broadcast_to(sums, shape)
 
 
 @converts("arange.start_step", "arange.default", "arange.start")
