@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvmify.compiler.frontend.converters import (  # noqa: F401  (importing them fills CONVERTERS)
     attention,
+    bits,
     convolution,
     indexing,
     matmul,

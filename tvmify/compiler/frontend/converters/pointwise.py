@@ -17,7 +17,7 @@ from tvm import relax, tirx
 
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters.promotion import promoted
-from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.frontend.converters.registry import base_name, converts, dtype_of
 from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.compiler.sizes import bounds, is_static
@@ -85,13 +85,6 @@ LOGICAL = {
     "logical_or.default": relax.op.logical_or,
     "logical_xor.default": relax.op.logical_xor,
 }
-#: Bitwise; on bools the logical operator.
-BITWISE = {
-    "bitwise_and": (relax.op.bitwise_and, relax.op.logical_and),
-    "bitwise_not": (relax.op.bitwise_not, relax.op.logical_not),
-    "bitwise_or": (relax.op.bitwise_or, relax.op.logical_or),
-    "bitwise_xor": (relax.op.bitwise_xor, relax.op.logical_xor),
-}
 
 
 def _pointwise(
@@ -137,19 +130,11 @@ for _name, _function in LOGICAL.items():
     converts(_name)(_logical(_function))
 
 
-@converts(*(f"{name}.{kind}" for name in BITWISE for kind in ("Tensor", "Scalar", "default")))
-def bitwise(importer: Importer, node: fx.Node) -> relax.Expr:
-    on_integers, on_booleans = BITWISE[_base(node)]
-    dtype = node.meta["val"].dtype
-    function = on_booleans if dtype is torch.bool else on_integers
-    return function(*(importer.tensor(argument, dtype) for argument in node.args))
-
-
 @converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
     alpha = importer.argument(node, 2, "alpha", 1)
-    is_sum = _base(node) == "add"
+    is_sum = base_name(node) == "add"
     if alpha == 1:
         return (relax.op.add if is_sum else relax.op.subtract)(x, y)
     scaled = relax.op.multiply(y, relax.const(alpha if is_sum else -alpha, dtype_of(y)))
@@ -159,7 +144,7 @@ def add(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
 def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     """Division with a rounding mode."""
-    default = "floor" if _base(node) == "floor_divide" else None
+    default = "floor" if base_name(node) == "floor_divide" else None
     mode = node.kwargs.get("rounding_mode", default)
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
     divisor = _check_divisor(importer, node)
@@ -224,7 +209,7 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
 def clamp(importer: Importer, node: fx.Node) -> relax.Expr:
     """Two comparisons, since ``relax.clip``, unknown to ConvertLayout, would cost transposes."""
     names, bounds = ("min", "max"), (None, None)
-    if _base(node) == "hardtanh":
+    if base_name(node) == "hardtanh":
         names, bounds = ("min_val", "max_val"), (-1.0, 1.0)
     low = importer.argument(node, 1, names[0], bounds[0])
     high = importer.argument(node, 2, names[1], bounds[1])
@@ -247,11 +232,11 @@ def where(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts(*(f"{name}.default" for name in scalar.INTRINSICS))
 def by_intrinsic(importer: Importer, node: fx.Node) -> relax.Expr:
     """Functions for which Relax has no operator, or only an inexact one."""
-    kind = PROMOTION.DEFAULT if _base(node) == "round" else PROMOTION.INT_TO_FLOAT
+    kind = PROMOTION.DEFAULT if base_name(node) == "round" else PROMOTION.INT_TO_FLOAT
     (x,) = promoted(importer, node.args[:1], kind)
-    if _base(node) == "round" and not _is_float(x):
+    if base_name(node) == "round" and not _is_float(x):
         return x
-    return importer.emit_te(elementwise(scalar.INTRINSICS[_base(node)]), x)
+    return importer.emit_te(elementwise(scalar.INTRINSICS[base_name(node)]), x)
 
 
 @converts("reciprocal.default")
@@ -303,7 +288,7 @@ def hard(importer: Importer, node: fx.Node) -> relax.Expr:
 
     gate = relax.op.maximum(relax.op.add(x, constant(3.0)), constant(0.0))
     gate = relax.op.divide(relax.op.minimum(gate, constant(6.0)), constant(6.0))
-    return relax.op.multiply(x, gate) if _base(node) == "hardswish" else gate
+    return relax.op.multiply(x, gate) if base_name(node) == "hardswish" else gate
 
 
 @converts("leaky_relu.default")
@@ -336,11 +321,6 @@ def elu(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("_to_copy.default", "clone.default", "alias.default", "lift_fresh_copy.default")
 def cast(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.tensor(node.args[0], node.meta["val"].dtype)
-
-
-def _base(node: fx.Node) -> str:
-    """Return the name of an operator without namespace and overload."""
-    return str(node.target).split(".")[1]
 
 
 def _is_float(x: relax.Expr) -> bool:
