@@ -209,7 +209,7 @@ def check(drawn: Sequence[Layer], build: Build) -> Result:
             for layer, *results in zip(drawn, compiled(*tensors), accepted, exact, strict=True):
                 for got, want, reference in zip(*results, strict=True):
                     _compare(got, want, reference, layer.after.scale)
-    for outcome in dispatcher_of(compiled)._memory.values():
+    for outcome in dispatcher_of(compiled).state.memory.values():
         if not isinstance(outcome, Compiled):
             continue
         rules = outcome.executor.artifact.report["kernels"]

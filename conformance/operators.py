@@ -253,7 +253,7 @@ def _brief(outcome: Any) -> str:
 
 def where_it_ran(compiled: Any) -> Result:
     """Return where the last call of a decorated module ran, and why."""
-    outcomes = list(dispatcher_of(compiled)._memory.values())
+    outcomes = list(dispatcher_of(compiled).state.memory.values())
     if not outcomes:
         return Result(EAGER, "UnsupportedInput", "its arguments have no signature")
     (outcome,) = outcomes

@@ -115,7 +115,7 @@ def _seeded(network: Callable[..., Any], inputs: dict[str, Tensor]) -> Any:
 
 
 def _note_how_it_ran(fast: Any, trial: Trial) -> None:
-    outcomes = list(dispatcher_of(fast)._memory.values())
+    outcomes = list(dispatcher_of(fast).state.memory.values())
     outcome = outcomes[-1]
     trial.programs = fast.cache_info().builds
     if not isinstance(outcome, Compiled):

@@ -115,7 +115,7 @@ def check(drawn: Sequence[Resized], sizes: Sequence[int]) -> Result:
 
 
 def _where_it_ran(fast: Any) -> Result:
-    outcomes = list(dispatcher_of(fast)._memory.values())
+    outcomes = list(dispatcher_of(fast).state.memory.values())
     last = outcomes[-1]
     if not isinstance(last, Compiled):
         assert last.reason is not None

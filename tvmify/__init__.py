@@ -25,7 +25,7 @@ _HOMES = {
     "tvmify.decorate.decorated": "Decorated cache_info explain is_decorated refresh warmup",
     "tvmify.decorate.decorator": "tvmify",
     "tvmify.dispatch.counts": "CacheInfo",
-    "tvmify.dispatch.explained": "ExplainedSignature ExplainedSubject Explanation",
+    "tvmify.dispatch.explanation": "ExplainedSignature ExplainedSubject Explanation",
     "tvmify.errors": """
         ArchiveError BuildError CacheError CacheMiss CaptureError GradientsNeeded
         NativeLibraryError NotCompiled OptionError SaveError TrainingMode TvmifyError

@@ -11,7 +11,7 @@ from tvmify.decorate.decorated import (
 )
 from tvmify.decorate.decorator import tvmify
 from tvmify.dispatch.counts import CacheInfo
-from tvmify.dispatch.explained import ExplainedSignature, ExplainedSubject, Explanation
+from tvmify.dispatch.explanation import ExplainedSignature, ExplainedSubject, Explanation
 from tvmify.errors import (
     ArchiveError,
     BuildError,

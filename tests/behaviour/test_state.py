@@ -142,7 +142,7 @@ def test_state_changes_as_in_eager(cls: Any, calls: Any):
             expected, actual = reference(*args), fast(*args)
         assert torch.allclose(actual, expected, atol=1e-5)
         assert_same_tensors(fast, reference)
-        weights.add(id(dispatcher(fast)._module_state.weights))
+        weights.add(id(dispatcher(fast).state.module.weights))
     assert {name: id(tensor) for name, tensor in tensors_of(fast).items()} == identities
     info = fast.cache_info()
     assert (info.builds, info.misses, info.hits) == (1, 1, len(calls) - 1)

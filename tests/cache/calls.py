@@ -137,7 +137,7 @@ def _outcome(net: Any, args: tuple[torch.Tensor, ...], expected: Any) -> str:
 def _call(net: Any, args: tuple[torch.Tensor, ...], expected: Any) -> str:
     _missed.clear()
     dispatcher = next(value for value in vars(net).values() if isinstance(value, Dispatcher))
-    dispatcher._memory.clear()
+    dispatcher.state.memory.clear()
     with torch.inference_mode():
         if hasattr(net, "count"):
             net.count.zero_()

@@ -51,7 +51,7 @@ def test_candidates_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     libraries = set()
 
     def noting(compiled: object) -> object:
-        (outcome,) = layers.dispatcher_of(compiled)._memory.values()
+        (outcome,) = layers.dispatcher_of(compiled).state.memory.values()
         assert isinstance(outcome, Compiled)
         artifact = outcome.executor.artifact
         assert artifact.report["tuning"]["changed"].items() <= asked.items()

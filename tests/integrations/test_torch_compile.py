@@ -239,7 +239,7 @@ def test_mode_sets_options() -> None:
     net = Net().eval()
     compiled(net, mode="max-autotune-no-cudagraphs")(torch.randn(3, 8))
     (graph,) = graphs()
-    assert graph.dispatchers_for(None)[0].options.tune == "quick"
+    assert graph.dispatchers_for(None)[0].subject.options.tune == "quick"
 
 
 @pytest.mark.usefixtures("inference")

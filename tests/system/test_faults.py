@@ -14,7 +14,7 @@ from torch import nn
 
 from tvmify import BuildError, TvmifyWarning, tvmify
 from tvmify.dispatch.reasons import EarlierTraceback
-from tvmify.system.faults import check_temporary_directory, environment_fault, explained
+from tvmify.system.faults import as_build_error, check_temporary_directory, environment_fault
 
 FAULTS = {
     "ran out of disk space": OSError(errno.ENOSPC, "No space left on device", "/tmp/x"),
@@ -81,7 +81,7 @@ def test_any_other_error_says_its_type_and_where(
 
 def test_errors_of_options_and_of_the_gpu_reach_the_caller() -> None:
     for error in (torch.OutOfMemoryError("CUDA out of memory"), BuildError("a", "b")):
-        with pytest.raises(type(error)) as raised, explained("compiling it"):
+        with pytest.raises(type(error)) as raised, as_build_error("compiling it"):
             raise error
         assert raised.value is error
     assert environment_fault(BuildError("a", "b"), "compiling it") is None

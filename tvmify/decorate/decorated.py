@@ -15,7 +15,7 @@ from tvmify.dispatch import examples
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.examples import Example
-from tvmify.dispatch.explained import Explanation
+from tvmify.dispatch.explanation import Explanation
 from tvmify.errors import OptionError, SaveError, WarmUpError, warn
 from tvmify.runtime import autocast_text
 from tvmify.target import KINDS
@@ -78,7 +78,8 @@ def explain(subject: Any) -> Explanation:
     dispatchers = dispatchers_of(subject)
     if not dispatchers:  # not called yet
         return Explanation(())
-    neighbours = Neighbours(dispatchers[0].options.cache_directory())  # reads the cache once
+    options = dispatchers[0].subject.options
+    neighbours = Neighbours(options.cache_directory())  # reads the cache once
     return Explanation(tuple(dispatcher.explain(neighbours) for dispatcher in dispatchers))
 
 
@@ -166,19 +167,20 @@ def warmup(
     >>> net.warmup([(Dim("batch", max=64), 3, 224, 224)])
     """
     dispatcher = dispatcher_of(subject, method)
+    name = dispatcher.subject.name
     for signature in signatures:
         for call in example_calls(dispatcher, signature, dtype, device):
             try:
                 dispatcher.subject.check_arguments(call.args, call.kwargs)
             except TypeError as error:
                 raise WarmUpError(
-                    f"{dispatcher.name} has no call with {signature!r}: {error}. Give each call a "
+                    f"{name} has no call with {signature!r}: {error}. Give each call a "
                     "signature of its own: warmup([(2, 8)], [(4, 8)])"
                 ) from error
             outcome = dispatcher.warm_up(call.args, call.kwargs, call.declared)
             if call.declared and outcome.facts.shapes is None:
                 why = outcome.facts.one_shape or outcome.reason or "its sizes are static"
-                warn(f"{dispatcher.name} has no program for all sizes of {signature}: {why}")
+                warn(f"{name} has no program for all sizes of {signature}: {why}")
                 break
     return cache_info(subject)
 

@@ -288,7 +288,7 @@ class TvmifiedFunction(Single, Generic[P, R]):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TvmifiedFunction, (self._function, self._tvmify_dispatcher.options)
+        return TvmifiedFunction, (self._function, self._tvmify_dispatcher.subject.options)
 
 
 class _ScriptedModule(Single, nn.Module):
@@ -344,5 +344,5 @@ class _ScriptedModule(Single, nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ScriptedModule:
         return _ScriptedModule(
-            copy.deepcopy(self._tvmify_script, memo), self._tvmify_dispatcher.options
+            copy.deepcopy(self._tvmify_script, memo), self._tvmify_dispatcher.subject.options
         )

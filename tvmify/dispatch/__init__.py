@@ -7,6 +7,6 @@ what one program serves     generality/, examples
 caches and the compiler     load_or_build, work, programs, keys, sources, fit, on_miss, building/
 whether a program is used   proof, acceptance, agreement, verdict
 calls that run by parts     partition, parts, regions, submodules
-what a user sees            explanation, explained, counts, reporting, reasons, progress
+what a user sees            explaining, explanation, counts, reporting, reasons, progress
 saved files                 files
 """

@@ -47,7 +47,7 @@ from tvmify.runtime import (
 )
 from tvmify.signature import Signature
 from tvmify.system import forks
-from tvmify.system.faults import environment_fault, explained
+from tvmify.system.faults import as_build_error, environment_fault
 from tvmify.system.garbage import uncollected
 from tvmify.system.signals import check_interrupted
 from tvmify.system.stack import refuse_small_stack
@@ -107,7 +107,7 @@ class Attempt:
     def _compiled(self) -> Outcome:
         request = self._request
         keys.check_place(request.target, request.signature)
-        with explained("compiling it"):
+        with as_build_error("compiling it"):
             found = self.obtain(self._module.weights)
         key, executor, artifact = found.key, found.executor, found.executor.artifact
         self._note(shapes=artifact.shapes)

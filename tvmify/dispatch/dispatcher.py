@@ -33,8 +33,8 @@ from tvmify.cache import Neighbours
 from tvmify.dispatch import on_miss, undescribed
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher_state import DispatcherState
-from tvmify.dispatch.explained import ExplainedSubject
-from tvmify.dispatch.explanation import explain, info_of
+from tvmify.dispatch.explaining import explain, info_of
+from tvmify.dispatch.explanation import ExplainedSubject
 from tvmify.dispatch.files import Files
 from tvmify.dispatch.generality.declared import Declared
 from tvmify.dispatch.generality.generalizing import Generalizing
@@ -68,30 +68,30 @@ class Dispatcher:
     ----------
     subject
         The module or function.
-    name, module, options
-        Those of the subject.
+    state
+        The module as the last call saw it, the outcomes in memory, the programs, the counts.
+    module
+        Returns the module of the subject.
     latest
-        Runs calls with the signature of the latest one; a `Shortcut` goes straight to it.
+        Runs calls with the signature of the latest one. A `Shortcut` reads this and ``module``.
     """
 
     def __init__(self, subject: Subject, programs: Programs | None = None) -> None:
-        self.subject = subject
-        self.name, self.module, self.options = subject.name, subject.module, subject.options
-        if (module := subject.module()) is not None:
-            # The guard refers to the module's dicts, and they refer to this object. Break the cycle
-            # when the module is freed, so that its memory is freed, too.
-            weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
+        self.subject, self.module = subject, subject.module
+        self.state = DispatcherState.of(subject, Dispatcher, programs)
         self.latest = LatestCall()
         self._lock = forks.Lock()
-        self._state = state = DispatcherState.of(subject, Dispatcher, programs)
-        self._module_state, self._memory = state.module, state.memory
         self._reports = Reports(subject)
         self._numbers = Numbers()
-        self._sizes = Sizes(self.options.dynamic, subject.symbols)
+        self._sizes = Sizes(subject.options.dynamic, subject.symbols)
         self._general = Generalizing(
             [SizesAndNumbers(self._sizes, self._numbers), self._sizes, self._numbers]
         )
-        self._misses = Misses(state, self._general, self.latest, self._reports)
+        self._misses = Misses(self.state, self._general, self.latest, self._reports)
+        if (module := self.module()) is not None:
+            # The guard refers to the module's dicts, and they refer to this object. Break the cycle
+            # when the module is freed, so that its memory is freed, too.
+            weakref.finalize(module, _forget, weakref.ref(self)).atexit = False
 
     # ------------------------------------------------------------------------------- every call
 
@@ -118,7 +118,7 @@ class Dispatcher:
         else:
             return self._run_in_eager(outcome, args, kwargs)
         if outcome.differentiable:
-            replay = self._module_state.replay(outcome.bound, args, kwargs)
+            replay = self.state.module.replay(outcome.bound, args, kwargs)
             return outcome.with_gradients(result, replay, leaves)
         return result
 
@@ -126,7 +126,7 @@ class Dispatcher:
         """Return the leaves of the arguments, and how the call runs."""
         leaves, signature = flatten(args, kwargs)
         if signature is None:
-            outcomes = self._memory.undescribed
+            outcomes = self.state.memory.undescribed
             known = outcomes.with_object(args, kwargs)
             if known is None:
                 leaves, signature = unusual_signature(args, kwargs)
@@ -142,7 +142,7 @@ class Dispatcher:
 
     def _hit(self, signature: Hashable, kwargs: Kwargs) -> Outcome | None:
         """Return the outcome that memory has for a signature, bound to the current weights."""
-        state = self._module_state
+        state = self.state.module
         if state.unsettled is not None:
             return Eager.because(state.unsettled, "any")
         generation = self.latest.generation
@@ -150,7 +150,7 @@ class Dispatcher:
         # Native code compares all weights and attributes with those of the last call.
         if watched is None or watched.guard.changed():
             self._inspect()
-        outcome = self._memory.load((state.current.number, signature))
+        outcome = self.state.memory.load((state.current.number, signature))
         if outcome is None or isinstance(outcome, Eager):
             return outcome
         if outcome.bound.weights is not state.weights:
@@ -166,51 +166,51 @@ class Dispatcher:
     def _inspect(self) -> None:
         """Inspect a module that may have changed since the last call."""
         with self._lock:
-            if self._module_state.is_unchanged():
+            if self.state.module.is_unchanged():
                 return  # another thread was faster
-            if self._module_state.constants_changed():
+            if self.state.module.constants_changed():
                 self.refresh()  # programs contain their elements
-            self._module_state.inspect()
+            self.state.module.inspect()
             self.latest.forget()
 
     def _bind(self, outcome: Compiled | Partitioned) -> Outcome:
         """Bind an outcome to the weights of the module, which have changed."""
         with self._lock:
-            outcome.bind(self._module_state)
+            outcome.bind(self.state.module)
             return outcome
 
     # ------------------------------------------------------------------------------------- miss
 
     def _missed(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Outcome:
         """Return the outcome for a signature that memory does not have."""
-        known = self._memory.known((self._module_state.current.number, signature))
+        known = self.state.memory.known((self.state.module.current.number, signature))
         known = known or Eager.during_graph_capture()
         if known is not None:
             return known
-        may_wait = not on_miss.in_background(self.options)
+        may_wait = not on_miss.in_background(self.subject.options)
         with self._lock.held(wait=may_wait) as is_held, self._stages() as stages:
             if not is_held:
                 why = "another thread is capturing or compiling a call of this module"
                 return Eager.because(on_miss.postponed(why), "not captured yet")
-            if self._module_state.watched is None:
+            if self.state.module.watched is None:
                 self._inspect()  # another thread has called refresh()
-            known = self._memory.known((self._module_state.current.number, signature))
+            known = self.state.memory.known((self.state.module.current.number, signature))
             outcome = known or self._misses.outcome(signature, args, kwargs, stages)
             # One that also serves other signatures may be bound to earlier weights.
-            if isinstance(outcome, Eager) or outcome.bound.weights is self._module_state.weights:
+            if isinstance(outcome, Eager) or outcome.bound.weights is self.state.module.weights:
                 return outcome
             return self._bind(outcome)
 
     def _stages(self) -> Stages:
-        return Stages(self.name, self.options.shows_progress())
+        return Stages(self.subject.name, self.subject.options.shows_progress())
 
     # -------------------------------------------------------------------------- in eager instead
 
     def _run_in_eager(self, outcome: Eager, args: Args, kwargs: Kwargs) -> Any:
         """Run a call in eager, and report why; raise with ``strict=True``."""
         self._reports.raise_if_required(outcome)
-        self._state.counts.eager += 1
-        self._state.counts.postponed += on_miss.is_postponed(outcome.reason)
+        self.state.counts.eager += 1
+        self.state.counts.postponed += on_miss.is_postponed(outcome.reason)
         result = self.subject.call(args, kwargs)()
         self._reports.warn(outcome)  # not of a call that raises in eager, too
         return result
@@ -223,7 +223,7 @@ class Dispatcher:
         if refused is not None:
             return self._run_in_eager(refused, args, kwargs)
         message = take_failure()  # before eager PyTorch runs, perhaps with calls of its own
-        self._state.counts.eager += 1
+        self.state.counts.eager += 1
         result = self.subject.call(args, kwargs)()
         failed = compiled.failed(message)
         self._reports.raise_if_required(failed)
@@ -264,7 +264,7 @@ class Dispatcher:
         signature = flatten(args, kwargs)[1]
         with self._lock, self._stages() as stages:
             self._inspect()
-            if signature is None or self._module_state.unsettled is not None:
+            if signature is None or self.state.module.unsettled is not None:
                 return None
             return self._misses.outcome(signature, args, kwargs, stages, declared)
 
@@ -312,23 +312,23 @@ class Dispatcher:
     def _files(self) -> Iterator[Files]:
         with on_miss.building_now(), self._lock, self._stages() as stages:
             self._inspect()
-            yield Files(self._state, self._sizes, stages)
+            yield Files(self.state, self._sizes, stages)
 
     def examples(self) -> list[tuple[Args, Kwargs]]:
         """Return example arguments for each signature that runs compiled, by first call."""
-        outcomes = self._memory.values()
+        outcomes = self.state.memory.values()
         return [example(found.specs) for found in outcomes if found.specs is not None]
 
     def refresh(self) -> None:
         """Make the next call inspect the whole module again, and retry failed compilations."""
-        self._state.programs.clear()
+        self.state.programs.clear()
         self.forget_module()
 
     def forget_module(self) -> None:
         """Forget the module and the outcomes, but keep the programs."""
         with self._lock:
-            self._module_state.forget()
-            self._memory.clear()
+            self.state.module.forget()
+            self.state.memory.clear()
             self._general.forget()
             self.latest.forget()
 
@@ -338,12 +338,13 @@ class Dispatcher:
 
     def cache_info(self) -> CacheInfo:
         """Return the counts of the caches."""
-        return info_of(self._memory, self._state.counts, self.latest.hits)
+        return info_of(self.state.memory, self.state.counts, self.latest.hits)
 
     def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:
         """Return what ran where, and why."""
-        neighbours = neighbours or Neighbours(self.options.cache_directory())
-        return explain(self.name, self._memory.everything(), self.cache_info(), neighbours)
+        subject, outcomes = self.subject, self.state.memory.everything()
+        neighbours = neighbours or Neighbours(subject.options.cache_directory())
+        return explain(subject.name, outcomes, self.cache_info(), neighbours)
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

@@ -14,7 +14,7 @@ from tvmify.signature import Args, Kwargs
 
 if TYPE_CHECKING:
     from tvmify.dispatch.counts import CacheInfo
-    from tvmify.dispatch.explained import ExplainedSubject
+    from tvmify.dispatch.explanation import ExplainedSubject
 
 
 class ReportsCalls(Protocol):

@@ -20,7 +20,7 @@ from tvmify.cache import Neighbours
 from tvmify.capture import REGION_SCHEMA, Part, drive
 from tvmify.dispatch.agreement import USE_ALL_DRAWS, is_same_result
 from tvmify.dispatch.counts import CacheInfo
-from tvmify.dispatch.explained import ExplainedSubject
+from tvmify.dispatch.explanation import ExplainedSubject
 from tvmify.dispatch.parts import MakePart, PartCalls
 from tvmify.dispatch.subject import Subject
 from tvmify.errors import (

@@ -152,7 +152,7 @@ def _check_exported(program: Any, chosen: CompileOption) -> None:
 
 def _decoration(model: Any, chosen: CompileOption) -> dict[str, Any]:
     """Return the options for the decorator: those of the model, updated with the chosen ones."""
-    options = saved_method(model).options if is_decorated(model) else CompileOptions()
+    options = saved_method(model).subject.options if is_decorated(model) else CompileOptions()
     if is_exported(model) and has_symbols(model):
         options = dataclasses.replace(options, dynamic=True)
     if chosen.target is not None:

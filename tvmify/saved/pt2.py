@@ -118,7 +118,7 @@ def export(
             torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs)
         )
         artifact = dispatcher.compiled(args, kwargs, target)
-        _check_effects(dispatcher.name, artifact)
+        _check_effects(dispatcher.subject.name, artifact)
         program = capture(dispatcher.subject.captured(), args, kwargs)
         module = _exportable(subject, artifact, program, args, kwargs, strict)
         exported = _record(module, args, kwargs)
@@ -153,8 +153,8 @@ def _only_call(dispatcher: Dispatcher) -> tuple[Args, Kwargs]:
     calls = dispatcher.examples()
     if len(calls) != 1:
         raise SaveError(
-            f"{dispatcher.name} runs compiled for {len(calls)} signatures so far, but an exported "
-            "program is for one: give example_inputs, or signature"
+            f"{dispatcher.subject.name} runs compiled for {len(calls)} signatures so far, but an "
+            "exported program is for one: give example_inputs, or signature"
         )
     return calls[0]
 

@@ -112,7 +112,7 @@ def write_saved(
 ) -> None:
     """Write what `compile_calls` returned to a file; see `save`."""
     captured = dispatcher.subject.captured()
-    form = saved_form(captured, dispatcher.name, programs, strict)
+    form = saved_form(captured, dispatcher.subject.name, programs, strict)
     write_archive(form.module, path, form.description, key)
 
 
@@ -131,9 +131,10 @@ def compile_calls(
     SaveError
         There are no calls; nothing could be compiled; or the program has side effects.
     """
+    name = dispatcher.subject.name
     if not calls:
         raise SaveError(
-            f"{dispatcher.name} was not called yet, so there are no shapes to compile it for: "
+            f"{name} was not called yet, so there are no shapes to compile it for: "
             "give example_inputs, or signatures"
         )
     compiled: list[Compiled] = []
@@ -147,18 +148,18 @@ def compile_calls(
                 refused.append(reason)
                 continue
             for artifact in artifacts:
-                _check_effects(dispatcher.name, artifact)
+                _check_effects(name, artifact)
                 compiled.append(Compiled((args, kwargs), artifact))
     if not compiled:
         if refused[0].parts_may_compile:
             raise SaveError(
-                f"{dispatcher.name} runs by regions, which are compiled in the process that calls "
+                f"{name} runs by regions, which are compiled in the process that calls "
                 f"them and cannot be saved, since {refused[0].reason}. Save its submodules, or "
                 "decorate the module where it is loaded"
             )
-        raise SaveError(f"nothing of {dispatcher.name} could be compiled: {refused[0]}")
+        raise SaveError(f"nothing of {name} could be compiled: {refused[0]}")
     for reason in dict.fromkeys(map(str, refused)):
-        message = f"{dispatcher.name} is saved without compiled code for a call: {reason}"
+        message = f"{name} is saved without compiled code for a call: {reason}"
         warnings.warn(message, TvmifyWarning, stacklevel=3)
     # A GPU also runs code for older ones, but its driver has to compile it again.
     return sorted(compiled, key=lambda one: -Target.parse(one.artifact.target).generation)

@@ -69,15 +69,20 @@ def environment_fault(error: BaseException, doing: str) -> BuildError | None:
 
 
 @contextlib.contextmanager
-def explained(doing: str) -> Iterator[None]:
-    """Turn errors into reasons to run in eager, except those of options and of the GPU.
+def as_build_error(doing: str) -> Iterator[None]:
+    """Turn any error into a reason to run in eager.
 
-    Nor is a warning that the user's filters turn into an error: the call raises it.
+    Not errors of tvmify and of the GPU, nor warnings that the user's filters turn into errors.
+
+    Parameters
+    ----------
+    doing
+        What fails, as the beginning of a sentence: "compiling it".
 
     Raises
     ------
     BuildError
-        In place of any error that is not tvmify's own.
+        In place of the error, which is its cause.
     """
     try:
         yield

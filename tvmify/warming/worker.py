@@ -53,7 +53,7 @@ class Subjects:
     def __init__(self, name: str) -> None:
         self.notes: list[str] = []
         self._all = self._decorated(_made(_named(name), name), name)
-        kept = [s for s in self._all if dispatchers_of(s)[0].options.cache_directory()]
+        kept = [s for s in self._all if dispatchers_of(s)[0].subject.options.cache_directory()]
         if not kept:
             raise WarmUpError(f"{name} stores no programs on disk: it has the option cache=False")
 
@@ -65,7 +65,7 @@ class Subjects:
     @property
     def threads_count(self) -> bool:
         """Whether the programs depend on the number of threads."""
-        return any(dispatchers_of(s)[0].options.tune for s in self._all)
+        return any(dispatchers_of(s)[0].subject.options.tune for s in self._all)
 
     def dispatchers(self, module: str, method: str) -> list[Dispatcher]:
         """Return the dispatchers of a method, for each object of a name; "" is the first object."""
@@ -115,7 +115,7 @@ def _made(found: Any, name: str) -> Any:
 
 def _name_of(subject: Any) -> str:
     dispatcher = dispatchers_of(subject)[0]
-    return recording.Names.of(dispatcher.name, dispatcher.module()).module
+    return recording.Names.of(dispatcher.subject.name, dispatcher.module()).module
 
 
 # ----------------------------------------------------------------------------------------- build
@@ -129,10 +129,11 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
         if recorded.modes.get("training"):
             raise WarmUpError("the module was in training mode, which runs in eager PyTorch")
         for dispatcher in subjects.dispatchers(recorded.module, recorded.method):
-            wanted = recorded.modes if dispatcher.options.tune else recorded.modes | {"threads": 1}
+            options = dispatcher.subject.options
+            wanted = recorded.modes if options.tune else recorded.modes | {"threads": 1}
             Stages.threads = threads
             with entered(wanted), on_miss.building_now():
-                names_target = (target or dispatcher.options.target) is not None
+                names_target = (target or options.target) is not None
                 args, kwargs = recorded.call(names_target and not torch.cuda.is_available())
                 ordered = in_order(dispatcher.subject, args, kwargs, recorded.declared())
                 parts.append(_warm(dispatcher, args, *ordered, target))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tvmify
-from tvmify.dispatch.explained import ExplainedSignature
+from tvmify.dispatch.explanation import ExplainedSignature
 
 
 def lines(report: dict[str, Any]) -> list[str]:
