@@ -26,6 +26,7 @@ from tvmify.compiler.codegen.shuffle_loads import ShuffleLoads
 from tvmify.compiler.codegen.spread_bits import SpreadBits
 from tvmify.compiler.codegen.sums_on_stack import SumsOnStack
 from tvmify.compiler.codegen.transpose_tiles import TransposeTiles
+from tvmify.compiler.codegen.unroll_lanes import UnrollLanes
 from tvmify.compiler.codegen.workarounds import BeforeLoops
 from tvmify.compiler.codegen.wrap_integers import UnwrapIntegers, WrapIntegers
 from tvmify.compiler.kernels.matmul.define_pairs import DefinePairs
@@ -112,6 +113,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.LoopPartition(),
         JoinIndices(),
         tirx.transform.VectorizeLoop(),
+        UnrollLanes(),
         TransposeTiles(),
         tirx.transform.StorageRewrite(),
         HoistConditions(),
