@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
+from tests.dispatch.nets import Scaled, X
+from tvmify import tvmify as decorate
 from tvmify.dispatch import attempt
 
 
@@ -35,3 +38,13 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
 def captured(count_calls: Callable[..., list[Any]]) -> list[int]:
     """Get the number of rows of each call that is captured."""
     return count_calls(attempt, "capture", lambda _, args, *rest: len(args[0]))
+
+
+@pytest.fixture
+def pair() -> tuple[Any, Scaled]:
+    """A compiled module that was called once, and the eager one it shares its parts with."""
+    plain = Scaled().eval()
+    fast = decorate(plain, strict=True)
+    with torch.no_grad():
+        fast(X)
+    return fast, plain

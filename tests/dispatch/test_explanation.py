@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import tvmify
+from tests.dispatch.nets import Minus, Scaled, X
+from tvmify import TvmifyWarning
+from tvmify import tvmify as decorate
 from tvmify.dispatch.explanation import ExplainedSignature
 
 
@@ -104,3 +107,32 @@ def test_notebook_output_is_escaped() -> None:
     fast = tvmify.tvmify(lambda x: x)  # its name has "<lambda>"
     shown = fast.explain()._repr_html_()
     assert shown.startswith("<pre>") and "&lt;lambda&gt;: 0 built" in shown
+
+
+def test_explain_reports_where_calls_ran() -> None:
+    fast: Any = decorate(Scaled().eval())
+    with torch.no_grad():
+        fast(X)
+    with pytest.warns(TvmifyWarning):
+        fast(X.clone().requires_grad_())
+    text = str(fast.explain())
+    assert "runs compiled" in text
+    assert "captured by: torchscript" in text
+    assert "code: built" in text
+    assert "runs in eager PyTorch: an input requires a gradient" in text
+    assert "kernels:" in text
+
+
+def test_explain_names_the_nearest_older_entry() -> None:
+    fast: Any = decorate(Minus().eval())
+    with torch.no_grad():
+        fast(X, X)
+        assert "nearest older entry" not in str(fast.explain())
+        fast(X[:2], X[:2])
+    text = str(fast.explain())
+    assert text.count("nearest older entry") == 1
+    assert "      inputs 0: shape [2, 4] → [3, 4]\n" in text
+    again: Any = decorate(Minus().eval())
+    with torch.no_grad():
+        again(X, X)
+    assert "nearest" not in str(again.explain())  # nothing was missed

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+import tvmify
 from tests.cache.programs import artifact_of
+from tests.dispatch.nets import Minus, X
 from tests.processes import run_python
+from tvmify import tvmify as decorate
 from tvmify.cache import Key
 from tvmify.capture import capture
 from tvmify.dispatch import keys
@@ -348,3 +351,30 @@ def test_code_without_pytorch_calls_is_shared_across_versions(
 
 def test_gpu_code_is_tied_to_one_pytorch_version() -> None:
     assert keys.key_for_any_torch(key(target=GPU)) == key(target=GPU)
+
+
+class ReversedMinus(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y - x
+
+
+class MinusTwice(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x - 2 * y
+
+
+def test_different_wiring_or_constants_are_different_programs(inference: None) -> None:
+    for cls in (Minus, ReversedMinus, MinusTwice):
+        fast = decorate(cls().eval(), strict=True)
+        assert torch.equal(fast(X, X * 3), cls()(X, X * 3))
+        assert fast.cache_info().builds == 1
+
+
+def test_a_cpu_feature_is_part_of_the_key(inference: None) -> None:
+    features = [f"+{name}" for name in tvmify.runtime.cpu_features()]  # type: ignore[attr-defined]
+    smaller = [name for name in features if "avx512" not in name]
+    for mattr in (features, smaller):
+        target = {"kind": "llvm", "mattr": mattr}
+        fast: Any = decorate(Minus().eval(), target=target, strict=True)
+        assert torch.equal(fast(X, X * 3), X - X * 3)
+        assert fast.cache_info().builds == int(mattr is features or smaller != features)

@@ -4,7 +4,10 @@ import io
 import sys
 
 import pytest
+import torch
 
+from tests.dispatch.nets import Minus, X
+from tvmify import tvmify as decorate
 from tvmify.dispatch.progress import Stages
 from tvmify.options import CompileOptions
 
@@ -64,3 +67,9 @@ def test_progress_is_not_shown_on_a_closed_stream(monkeypatch: pytest.MonkeyPatc
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)
     assert not CompileOptions().shows_progress()
+
+
+def test_progress_is_shown_only_on_request(capfd: pytest.CaptureFixture[str]) -> None:
+    with torch.no_grad():
+        decorate(Minus().eval(), cache=False)(X[:1], X[:1])
+    assert capfd.readouterr().err == ""
