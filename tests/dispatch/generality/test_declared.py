@@ -10,22 +10,13 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tests.tolerances import assert_close_to_reference
+from tests.dispatch.generality.nets import Linear, check, drawn
 from tvmify import OptionError
 from tvmify import tvmify as decorate
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.subject import Subject
 from tvmify.options import CompileOptions
 from tvmify.torch_compat.declared_sizes import DeclaredSize
-
-
-class Linear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).relu()
 
 
 class Pair(Linear):
@@ -46,15 +37,6 @@ class Starred(Linear):
 def compiled(module: nn.Module, dynamic_shapes: Any = None, **options: Any) -> Any:
     options = {"cache": False, "strict": True, "dynamic": False} | options
     return decorate(copy.deepcopy(module).eval(), dynamic_shapes=dynamic_shapes, **options)
-
-
-def check(fast: Any, module: nn.Module, *args: Any) -> None:
-    with torch.no_grad():
-        assert_close_to_reference(fast(*args), module.eval(), args, {})
-
-
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def builds(fast: Any) -> int:
