@@ -6,7 +6,6 @@ import copy
 import io
 import os
 import stat
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,47 +16,13 @@ from torch import nn
 import tvmify
 from tests.models import minilm_folder
 from tests.processes import run_python
+from tests.saved.nets import Small, Unscriptable, close, image, saved
 from tvmify import SaveError, TvmifyWarning
-
-
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-        self.head = nn.Linear(8, 5)
-        self.scale = 2.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.features(x).mean((2, 3))) * self.scale
-
-
-#: This one is never among the features of this machine: a process has to ask for it first.
-FOREIGN = {"kind": "llvm", "mattr": ["+avx2", "+fma", "+amx-tile"]}
 
 
 class Pair(NamedTuple):
     sum: torch.Tensor
     product: torch.Tensor
-
-
-def saved(model: Any, path: Path, *inputs: Any, **options: Any) -> Any:
-    """Save for these calls and load, where everything that is not compiled is an error."""
-    file = path / "model.pt"
-    tvmify.save(model, file, signatures=inputs, **options)
-    return tvmify.load(file, strict=True)
-
-
-def image(batch: int = 1) -> torch.Tensor:
-    return torch.rand(batch, 3, 9, 9)
-
-
-def close(actual: Any, expected: Any) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture
-def small() -> nn.Module:
-    return Small().eval()
 
 
 # ------------------------------------------------------------------------------ what is computed
@@ -209,18 +174,6 @@ def test_a_torchscript_module(tmp_path: Path, small: nn.Module) -> None:
 # ------------------------------------------------------- models that TorchScript does not accept
 
 
-class Unscriptable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, **options: Any) -> Any:
-        y = self.linear(x)
-        if options.get("square"):
-            y = y * y
-        return {"y": y, "wide": y + 1 if y.shape[0] > 2 else y}
-
-
 def test_unscriptable_model_is_exported(tmp_path: Path) -> None:
     net = Unscriptable().eval()
     file = tmp_path / "model.pt"
@@ -250,86 +203,6 @@ def test_minilm(tmp_path: Path) -> None:
     actual = tvmify.load(file, strict=True)(**inputs)
     for name, tensor in expected.items():
         torch.testing.assert_close(actual[name], tensor, rtol=1e-4, atol=1e-5)
-
-
-# ------------------------------------------------------------------------------------- fallback
-
-
-def fallback_of(loaded: Any, *args: Any) -> tuple[Any, str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = loaded(*args)
-        again = loaded(*args)
-    messages = [str(w.message) for w in caught if "saved module" in str(w.message)]
-    assert len(messages) == 1  # once
-    close(again, result)
-    return result, messages[0]
-
-
-def test_another_shape_runs_in_pytorch(tmp_path: Path, small: nn.Module) -> None:
-    tvmify.save(small, tmp_path / "model.pt", example_inputs=image())
-    loaded = tvmify.load(tmp_path / "model.pt")
-    for x, reason in (
-        (image(2), "no code for these arguments"),
-        (image().double()[:, :, ::2], "no code"),
-    ):
-        model = small.to(x.dtype)
-        loaded = loaded.to(x.dtype)
-        result, message = fallback_of(loaded, x)
-        torch.testing.assert_close(result, model(x))
-        assert reason in message and str(x.shape[0]) in message
-
-
-def test_a_foreign_processor_runs_in_pytorch(tmp_path: Path, small: nn.Module) -> None:
-    file = tmp_path / "model.pt"
-    tvmify.save(small, file, example_inputs=image(), targets=[FOREIGN])
-    result, message = fallback_of(tvmify.load(file), x := image())
-    close(result, small(x))
-    assert "does not have amx-tile" in message
-    with pytest.raises(RuntimeError, match="amx-tile"):
-        tvmify.load(file, strict=True)(x)
-
-
-def test_several_targets_lie_side_by_side(tmp_path: Path, small: nn.Module) -> None:
-    narrow = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
-    file = tmp_path / "model.pt"
-    tvmify.save(small, file, example_inputs=image(), targets=[FOREIGN, narrow, None])
-    loaded = tvmify.load(file, strict=True)
-    x = image()
-    close(loaded(x), small(x))
-    assert ["not used" in line for line in loaded._tvmify.explain()] == [True, False, False]
-    assert len(tvmify.inspect(file)["signatures"]) == 3
-
-
-def test_gradients_run_in_pytorch(tmp_path: Path, small: nn.Module) -> None:
-    tvmify.save(small, tmp_path / "model.pt", example_inputs=image())
-    loaded = tvmify.load(tmp_path / "model.pt")
-    x = image().requires_grad_()
-    result, message = fallback_of(loaded, x)
-    assert "gradients" in message
-    result.sum().backward()
-    assert x.grad is not None
-    loaded.head.weight.requires_grad_()
-    loaded(image()).sum().backward()
-    assert loaded.head.weight.grad is not None
-    with torch.no_grad():
-        assert not loaded(image()).requires_grad
-
-
-def test_training_mode_and_changed_attributes_run_in_pytorch(
-    tmp_path: Path, small: nn.Module
-) -> None:
-    tvmify.save(small, tmp_path / "model.pt", example_inputs=image())
-    loaded = tvmify.load(tmp_path / "model.pt")
-    loaded.train()
-    _, message = fallback_of(loaded, image())
-    assert "attribute" in message
-    loaded.eval()
-    loaded.load_state_dict(small.state_dict())
-    close(loaded(x := image()), small(x))
-    loaded.scale = 5.0
-    small.scale = 5.0
-    close(loaded(x), small(x))
 
 
 # -------------------------------------------------------------------------------------- weights
@@ -376,37 +249,6 @@ def test_copy_has_separate_weights(tmp_path: Path, small: nn.Module) -> None:
     assert not torch.allclose(twin(x), loaded(x))
 
 
-# ------------------------------------------------------------------- in company of other modules
-
-
-class Pipeline(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-        self.register_buffer("mean", torch.tensor([0.4, 0.5, 0.6]).view(1, 3, 1, 1))
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        x = nn.functional.interpolate(pixels.float() / 255, [9, 9], mode="bilinear")
-        return self.net(x - self.mean).argmax(1)
-
-
-@pytest.mark.parametrize("way", ["scripted", "traced"])
-def test_inside_of_a_pipeline(tmp_path: Path, small: nn.Module, way: str) -> None:
-    loaded = saved(small, tmp_path, [image()])
-    pixels = torch.randint(0, 256, (1, 3, 20, 16), dtype=torch.uint8)
-    pipeline = Pipeline(loaded).eval()
-    script: Any = (
-        torch.jit.script(pipeline) if way == "scripted" else torch.jit.trace(pipeline, (pixels,))
-    )
-    expected = Pipeline(small)(pixels)
-    assert torch.equal(script(pixels), expected)
-    torch.jit.save(script, tmp_path / "pipeline.pt")
-    again = torch.jit.load(tmp_path / "pipeline.pt")
-    assert torch.equal(again(pixels), expected)
-    again.net._tvmify.set_strict(True)
-    assert torch.equal(again(pixels), expected)
-
-
 class Anonymous(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         first, second = tensors
@@ -418,27 +260,6 @@ def test_a_trace_with_two_parameters_of_one_name(tmp_path: Path) -> None:
     traced: Any = torch.jit.trace(Anonymous().eval(), args)
     loaded = saved(traced, tmp_path, list(args))
     torch.testing.assert_close(loaded(*args), traced(*args))
-
-
-def test_repeated_save_and_load(tmp_path: Path, small: nn.Module) -> None:
-    loaded = saved(small, tmp_path, [image()])
-    torch.jit.save(loaded, tmp_path / "again.pt")
-    again = torch.jit.load(tmp_path / "again.pt")
-    again._tvmify.set_strict(True)
-    x = image()
-    close(again(x), small(x))
-
-
-def test_a_loaded_model_is_compiled_for_more_shapes(tmp_path: Path, small: nn.Module) -> None:
-    loaded = saved(small, tmp_path, [image()])
-    model = tvmify.tvmify(loaded, strict=True)
-    for batch in (1, 3):
-        close(model(x := image(batch)), small(x))
-    again = saved(model, tmp_path)
-    for batch in (1, 3):
-        close(again(x := image(batch)), small(x))
-    with pytest.raises(SaveError, match="without being scripted"):
-        tvmify.tvmify(saved(Unscriptable().eval(), tmp_path, [(1, 4)]))
 
 
 def test_a_light_process_needs_no_compiler(tmp_path: Path, small: nn.Module) -> None:

@@ -1,0 +1,13 @@
+"""What the tests of saved files share."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from tests.saved.nets import Small
+
+
+@pytest.fixture
+def small() -> nn.Module:
+    return Small().eval()
