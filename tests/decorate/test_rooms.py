@@ -162,3 +162,18 @@ def test_model_failing_with_room_runs_without(networks: Any) -> None:
     given = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS), "max_new_tokens": 4}
     given |= {"do_sample": False, "eos_token_id": None}
     assert torch.equal(fast.generate(**given), network.generate(**given))
+
+
+def test_model_compiled_in_parts_with_room_runs_without() -> None:
+    transformers: Any = pytest.importorskip("transformers")
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 16, "num_hidden_layers": 1}
+    config = transformers.OPTConfig(vocab_size=32, num_attention_heads=2, **sizes)
+    network = transformers.OPTForCausalLM(config).eval()
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False)
+    given = {"do_sample": False, "max_new_tokens": 4, "min_new_tokens": 4}
+    assert torch.equal(fast.generate(TOKENS, **given), network.generate(TOKENS, **given))
+    assert "by regions" not in str(fast.explain())
+    # the prompt, and all steps but the first
+    assert fast.cache_info().builds == 2

@@ -92,8 +92,9 @@ class GrowingCache(NamedTuple):
     def call(self, dispatcher: Dispatcher, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call, and update the caller's cache as eager would."""
         rest = {name: value for name, value in kwargs.items() if name != self.keyword}
+        given = (self.keyword, *self.opened, *args)
         try:
-            result, *after = dispatcher((self.keyword, *self.opened, *args), rest)
+            result, *after = dispatcher(given, rest)
         except Exception:
             whole = take_apart(self.cache)
             if self.step is None or whole is None:
@@ -106,6 +107,8 @@ class GrowingCache(NamedTuple):
             remember(self.cache)
         else:
             self.step.finish()
+            if self.step.turns_out_unfit(lambda: dispatcher.known(given, rest)):
+                dispatcher.forget_module()  # all its calls would run by parts
         return pytree.tree_map_only(str, lambda s: self.cache if s == _THE_CACHE else s, result)
 
 

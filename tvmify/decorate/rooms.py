@@ -14,11 +14,13 @@ from __future__ import annotations
 import copy
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+
+from tvmify.dispatch.outcome import Compiled, Outcome, Partitioned
 
 #: The module of transformers that defines caches. It is not imported before the caller has a cache.
 CACHES = "transformers.cache_utils"
@@ -47,8 +49,11 @@ class _Left(NamedTuple):
 
 
 _LEFT: weakref.WeakKeyDictionary[Any, _Left] = weakref.WeakKeyDictionary()
-#: Modules whose steps fail with static layers, although their classes claim to support them.
+#: Modules whose steps fail with static layers, although their classes claim to support them, or are
+#: compiled in parts only: where the number of tokens, a tensor in such layers, is a size.
 _UNFIT: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Modules whose steps with static layers are compiled as a whole.
+_FIT: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,17 @@ class Step:
     def give_up(self) -> None:
         """Run later steps of the module with the caller's cache."""
         _UNFIT.add(self._module)
+
+    def turns_out_unfit(self, outcome: Callable[[], Outcome | None]) -> bool:
+        """Judge from the first outcomes whether later steps run with room; whether they do not."""
+        if self._module not in _FIT:
+            match outcome():
+                case Compiled():
+                    _FIT.add(self._module)
+                case Partitioned():
+                    self.give_up()
+                    return True
+        return False
 
     def finish(self) -> None:
         """Update the caller's cache with the rows that the program has written."""

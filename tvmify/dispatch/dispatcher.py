@@ -179,6 +179,15 @@ class Dispatcher:
             outcome.bind(self.state.module)
             return outcome
 
+    def known(self, args: Args, kwargs: Kwargs) -> Outcome | None:
+        """Return how a call runs that has run before; None if it was forgotten since."""
+        leaves, signature = flatten(args, self.subject.in_order(kwargs))
+        if signature is None:
+            return None
+        if self._numbers.arguments:
+            signature = self._numbers.find(signature, leaves, args, kwargs)
+        return self._hit(signature, kwargs)
+
     # ------------------------------------------------------------------------------------- miss
 
     def _missed(self, signature: Hashable, args: Args, kwargs: Kwargs) -> Outcome:
