@@ -166,6 +166,25 @@ def test_symbolic_sizes_and_numbers_are_passed_through() -> None:
     assert total().eager == 0
 
 
+class Mixed(Net):
+    """Has regions of autocast."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.norm(self.first(x))
+            with torch.autocast("cpu", enabled=False):
+                exact = self.first(x)
+        return hidden, exact, self.first(x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.usefixtures("no_grad")
+def test_regions_of_autocast_have_the_dtypes_of_eager(dynamic: bool) -> None:
+    net, x = Mixed().eval(), torch.randn(3, 8)
+    torch.testing.assert_close(compiled(net, dynamic=dynamic)(x), net(x))
+    assert total().eager == 0
+
+
 @pytest.mark.usefixtures("no_grad")
 def test_code_around_a_graph_break_is_compiled() -> None:
     net = Net().eval()

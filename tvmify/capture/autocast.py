@@ -47,14 +47,27 @@ class _Setting(NamedTuple):
 
 
 @contextlib.contextmanager
-def uncached_autocast() -> Iterator[None]:
-    """Keep casts of fake tensors out of autocast's cache, which eager calls read."""
-    is_enabled = torch.is_autocast_cache_enabled()
+def separate_autocast() -> Iterator[None]:
+    """Keep casts of fake tensors out of autocast's cache, which eager calls read; and close the
+    regions that a graph has entered by a function before it raised an exception.
+    """
+    is_cached, nesting = torch.is_autocast_cache_enabled(), _nesting()
+    settings = [_Setting.present(device) for device in ("cpu", "cuda")]
     torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
-        torch.set_autocast_cache_enabled(is_enabled)
+        for setting in settings:
+            torch.set_autocast_enabled(setting.device, setting.enabled)
+            torch.set_autocast_dtype(setting.device, setting.dtype)
+        for _ in range(nesting, _nesting()):
+            torch.autocast_decrement_nesting()
+        torch.set_autocast_cache_enabled(is_cached)
+
+
+def _nesting() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 def insert_casts(program: ExportedProgram) -> None:

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.capture.answers import answering_as_eager
-from tvmify.capture.autocast import insert_casts, uncached_autocast
+from tvmify.capture.autocast import insert_casts, separate_autocast
 from tvmify.capture.seeding import refusing_seeds
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, dynamic_shapes
@@ -151,7 +151,7 @@ def _export(
     with (
         quiet(),
         known_literals(),
-        uncached_autocast(),
+        separate_autocast(),
         uncached_parametrizations(),
         refusing_seeds(),
         recurrent_shapes(),

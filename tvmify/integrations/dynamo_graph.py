@@ -146,6 +146,7 @@ class DynamoGraph:
             node.meta = {k: v for k, v in node.meta.items() if k == "stack_trace"}
             if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
                 node.target = torch.Tensor.detach  # torch.export takes the other for a constant
+            node.target = _AUTOCAST.get(node.target, node.target)
         graph.lint()
         return cls(
             origin=origin,
@@ -165,6 +166,24 @@ class DynamoGraph:
         module = RecordedGraph({**self.attributes, **named}, self.graph)
         self.graph.owning_module = None  # otherwise the graph would keep the latest weights alive
         return module.eval()  # whatever depends on the mode is written in the graph
+
+
+def _enter_autocast(*setting: Any) -> torch.autocast:
+    context = torch.autocast(*setting)
+    context.__enter__()
+    return context
+
+
+def _exit_autocast(context: torch.autocast) -> None:
+    context.__exit__(None, None, None)
+
+
+#: Functions of Dynamo's graphs that ``torch.export`` records without calling them, so that it
+#: records the dtypes of a region without autocast; and those to call instead.
+_AUTOCAST: dict[Any, Callable[..., Any]] = {
+    torch.amp.autocast_mode._enter_autocast: _enter_autocast,
+    torch.amp.autocast_mode._exit_autocast: _exit_autocast,
+}
 
 
 def example_of(node: fx.Node, given: Any) -> Any:

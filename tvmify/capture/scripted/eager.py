@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact.objects import describe_size, is_size
-from tvmify.capture.autocast import uncached_autocast
+from tvmify.capture.autocast import separate_autocast
 from tvmify.capture.exporting import NoRealWrites, examples, quiet
 from tvmify.capture.side_effects import undoing_changes
 from tvmify.capture.twin import twin
@@ -87,7 +87,7 @@ def eager_result(
     with (
         tracing(),
         quiet(),
-        uncached_autocast(),
+        separate_autocast(),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         try:
