@@ -20,7 +20,7 @@ from tvmify.artifact.geometry import Geometry
 from tvmify.artifact.results import Argument, Computed, View
 from tvmify.artifact.shapes import Shapes, Symbol
 from tvmify.runtime import archive
-from tvmify.saved.form import Compiled, saved_form
+from tvmify.saved.form import CompiledCall, saved_form
 
 EVEN = Condition("==", (Term("%", ("s0", 2)), 0))
 
@@ -49,7 +49,7 @@ def call(count: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def module_of(*artifacts: tuple[int, Artifact], strict: bool = True) -> Any:
-    compiled = [Compiled(call(count), artifact) for count, artifact in artifacts]
+    compiled = [CompiledCall(call(count), artifact) for count, artifact in artifacts]
     module, description = saved_form(Negated(), "Negated", compiled, strict)
     module.description = description
     return module
@@ -127,7 +127,7 @@ def test_the_place_of_a_tensor_among_all_arguments_is_found() -> None:
     symbols = Symbol("s0", 2), Symbol("s1", 2)
     shapes = Shapes(symbols, {0: ("s0",), 2: ("s1", 16)}, (), (3, 4))
     artifact = dataclasses.replace(doubled(shapes), inputs=(2,))
-    module = saved_form(Named(), "Named", [Compiled(((), kwargs), artifact)], True).module
+    module = saved_form(Named(), "Named", [CompiledCall(((), kwargs), artifact)], True).module
     x = torch.rand(9, 16)
     torch.testing.assert_close(module(True, x, torch.rand(5)), x + x)
 
@@ -155,7 +155,7 @@ def test_views_have_the_sizes_of_the_call() -> None:
         outputs=views,
         output_structure=pytree.treespec_dumps(pytree.tree_structure((0, 0))),
     )
-    module = saved_form(Both(), "Both", [Compiled(call(4), artifact)], True).module
+    module = saved_form(Both(), "Both", [CompiledCall(call(4), artifact)], True).module
     for count in (2, 4, 10):
         (x,), _ = call(count)
         odd, whole = module(x)

@@ -25,7 +25,7 @@ from tvmify.integrations.compile_option import INPUT_INFOS, CompileOption, Input
 from tvmify.options import CompileOptions
 from tvmify.runtime import load, original
 from tvmify.saved.exported import has_symbols
-from tvmify.saved.form import Call, Compiled
+from tvmify.saved.form import Call, CompiledCall
 from tvmify.saved.saving import compile_calls, known_calls, write_saved
 from tvmify.signature import TensorSpec
 
@@ -212,13 +212,13 @@ def _known_calls(model: Any) -> list[Call]:
 # ------------------------------------------------------------------------------------ the results
 
 
-def _check_outputs(program: Compiled, expected: int | None) -> None:
+def _check_outputs(program: CompiledCall, expected: int | None) -> None:
     found = sum(not isinstance(leaf, Constant) for leaf in program.artifact.outputs)
     if expected not in (None, found):
         raise wrong_value("num_outputs", expected, f"{found}, as many tensors as it returns")
 
 
-def _log_tuning(programs: Sequence[Compiled], path: Path) -> None:
+def _log_tuning(programs: Sequence[CompiledCall], path: Path) -> None:
     with path.open("a", encoding="utf-8") as file:
         for _, artifact in programs:
             if (tuned := artifact.report.get("tuning")) is not None:

@@ -54,7 +54,7 @@ def forward({parameters}) -> Tuple[str, str, List[Tensor], str]:
 """
 
 
-class Compiled(NamedTuple):
+class CompiledCall(NamedTuple):
     """Compiled code for one target, and an example call that it serves."""
 
     call: Call
@@ -69,7 +69,7 @@ class SavedForm(NamedTuple):
 
 
 def saved_form(
-    subject: Callable[..., Any], name: str, programs: Sequence[Compiled], strict: bool
+    subject: Callable[..., Any], name: str, programs: Sequence[CompiledCall], strict: bool
 ) -> SavedForm:
     """Return what a file contains for a module or function.
 
@@ -129,7 +129,9 @@ def saved_form(
     return SavedForm(module, _description(name, module, added))
 
 
-def _distinct(seen: Sequence[_Seen], programs: Sequence[Compiled]) -> list[tuple[_Seen, Artifact]]:
+def _distinct(
+    seen: Sequence[_Seen], programs: Sequence[CompiledCall]
+) -> list[tuple[_Seen, Artifact]]:
     """Drop programs with symbolic sizes that are there for an earlier call."""
     found: dict[Any, tuple[_Seen, Artifact]] = {}
     for number, (program, (_, artifact)) in enumerate(zip(seen, programs, strict=True)):
@@ -139,7 +141,7 @@ def _distinct(seen: Sequence[_Seen], programs: Sequence[Compiled]) -> list[tuple
 
 
 def _interpretable(
-    subject: Callable[..., Any], programs: Sequence[Compiled]
+    subject: Callable[..., Any], programs: Sequence[CompiledCall]
 ) -> tuple[Interpretable, list[bool]]:
     """Return the subject in TorchScript, and the calls for which it can replace compiled code.
 
@@ -211,7 +213,7 @@ class _Seen(NamedTuple):
     state: str
 
     @classmethod
-    def of(cls, program: Compiled, form: Interpretable, probe: Any) -> _Seen:
+    def of(cls, program: CompiledCall, form: Interpretable, probe: Any) -> _Seen:
         artifact = program.artifact
         args, kwargs = form.bind(*program.call)
         text, pattern, tensors, state = probe(*args, **kwargs)

@@ -20,7 +20,7 @@ from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
 from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
-from tvmify.saved.form import Call, Compiled, saved_form
+from tvmify.saved.form import Call, CompiledCall, saved_form
 from tvmify.target import Target, TargetOption
 
 
@@ -108,7 +108,7 @@ def known_calls(model: Any) -> list[Call]:
 
 
 def write_saved(
-    dispatcher: Dispatcher, programs: Sequence[Compiled], path: Path, *, strict: bool, key: Any
+    dispatcher: Dispatcher, programs: Sequence[CompiledCall], path: Path, *, strict: bool, key: Any
 ) -> None:
     """Write what `compile_calls` returned to a file; see `save`."""
     captured = dispatcher.subject.captured()
@@ -123,7 +123,7 @@ def _distinct(leaf: Any) -> Any:
 
 def compile_calls(
     dispatcher: Dispatcher, calls: Sequence[Example], targets: Sequence[TargetOption]
-) -> list[Compiled]:
+) -> list[CompiledCall]:
     """Compile for each call and target; warn of those that cannot be compiled.
 
     Raises
@@ -137,7 +137,7 @@ def compile_calls(
             f"{name} was not called yet, so there are no shapes to compile it for: "
             "give example_inputs, or signatures"
         )
-    compiled: list[Compiled] = []
+    compiled: list[CompiledCall] = []
     refused: list[NotCompiled] = []
     for call in calls:
         args, kwargs = pytree.tree_map(_distinct, (call.args, call.kwargs))
@@ -149,7 +149,7 @@ def compile_calls(
                 continue
             for artifact in artifacts:
                 _check_effects(name, artifact)
-                compiled.append(Compiled((args, kwargs), artifact))
+                compiled.append(CompiledCall((args, kwargs), artifact))
     if not compiled:
         if refused[0].parts_may_compile:
             raise SaveError(
