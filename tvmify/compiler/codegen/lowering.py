@@ -13,6 +13,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, f
 from tvm.tirx.build import split_host_device_mods
 
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
+from tvmify.compiler.codegen.compact_allocations import CompactAllocations
 from tvmify.compiler.codegen.hide_extents import HideExtents
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
 from tvmify.compiler.codegen.join_axes import JoinAxes
@@ -99,7 +100,7 @@ def _to_loops() -> list[tvm.transform.Pass]:
         s_tir.transform.LowerInitBlock(),
         PlaceAllocations(),
         s_tir.transform.ConvertBlocksToOpaque(),
-        s_tir.transform.CompactBufferAllocation(),
+        CompactAllocations(),
         s_tir.transform.LowerMatchBuffer(),
         JoinAxes(),
         s_tir.transform.StmtSimplify(),

@@ -36,7 +36,7 @@ class PlaceAllocations:
             if isinstance(stmt, s_tir.SBlockRealize):
                 own = places.get(stmt.block, [])
                 if own or len(stmt.block.alloc_buffers):
-                    return _with_buffers(stmt, rewrite(stmt.block.body, visit), own)
+                    return with_buffers(stmt, rewrite(stmt.block.body, visit), own)
             return None
 
         return rewrite_body(function, visit)
@@ -50,9 +50,10 @@ def _allocated(function: tirx.PrimFunc) -> list[tirx.Var]:
     return found
 
 
-def _with_buffers(
+def with_buffers(
     realize: s_tir.SBlockRealize, body: Stmt, buffers: list[tirx.Var]
 ) -> s_tir.SBlockRealize:
+    """Return a block with another body and other allocations."""
     block = realize.block
     return s_tir.SBlockRealize(
         realize.iter_values,
