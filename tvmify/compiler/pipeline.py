@@ -29,7 +29,7 @@ from tvmify.compiler.kernels.matmul.join_products import JoinProducts
 from tvmify.compiler.kernels.matmul.mark_elementwise import MarkElementwise
 from tvmify.compiler.kernels.recurrent.lower_recurrent import LowerRecurrent
 from tvmify.compiler.passes.align_ranks import AlignRanks
-from tvmify.compiler.passes.bind_sizes import BindSizes, DropUnused
+from tvmify.compiler.passes.bind_sizes import BindSizes, DropUnused, MergeSymbols
 from tvmify.compiler.passes.cancel_transposes import CancelTransposes
 from tvmify.compiler.passes.flatten_rows import FlattenRows
 from tvmify.compiler.passes.fold_batch_norm import FoldBatchNorm
@@ -179,6 +179,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         BindSizes(),
+        MergeSymbols(),
         *backend_of(target).after_fusing,
         relax.transform.DeadCodeElimination(),
         # Reshapes that were not fused become views, which cost nothing …

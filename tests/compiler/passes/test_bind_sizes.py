@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import relax
+import tvm
+from tvm import relax, te, tirx
 
 from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import Array, random
+from tvmify.compiler.passes.bind_sizes import MergeSymbols, symbols_in
 
 
 def _second(builder: relax.BlockBuilder, x: Any) -> Any:
@@ -73,3 +75,16 @@ def test_computed_rows_are_the_rows_of_a_product(
     for size in (6, 9, 10, 33, 97):
         x = random(*({"s": size, "t": 7}.get(n, n) for n in shape), seed=1)
         symbolic.check(program, lambda x, w: reference(x) @ w + 1, [x], [weight], tolerance=1e-5)
+
+
+def test_symbols_of_one_name_become_one_variable():
+    given, made, other = (tirx.Var(name, "int64") for name in ("n", "n", "m"))
+    x = te.placeholder((given, other), name="x")
+    y = te.compute((made, other), lambda i, j: x[i, j] + 1, name="y")
+    kernel = te.create_prim_func([x, y])
+    assert len(_symbols(kernel)) == 3
+    assert len(_symbols(MergeSymbols()(tvm.IRModule({"main": kernel}))["main"])) == 2
+
+
+def _symbols(kernel: tirx.PrimFunc) -> set[tirx.Var]:
+    return {v for v in symbols_in(kernel) if v.name in ("n", "m")}

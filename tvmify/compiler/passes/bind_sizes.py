@@ -152,6 +152,22 @@ class BindSizes:
 
 
 @compiler_pass
+class MergeSymbols:
+    """Give each symbol of a kernel one variable. Tensor expressions have variables of their own for
+    the sizes of arguments, and the program's for those of results; TVM does not know that the two
+    are equal, and simplifies no index that has both.
+    """
+
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Rewrite one kernel."""
+        types = [p.ty for p in function.params if hasattr(p.ty, "shape")]
+        every = [v for ty in types for size in ty.shape for v in sizes.variables_of(size)]
+        first = {variable.name: variable for variable in reversed(every)}
+        others: dict[tirx.Var, Expr] = {v: first[v.name] for v in every if v != first[v.name]}
+        return Bindings(others).apply(function) if others else function
+
+
+@compiler_pass
 class DropUnused:
     """Remove kernels that became views, if there are symbols, since they have many divisions."""
 
