@@ -134,6 +134,8 @@ _OPERATIONS = {
     tirx.Mul: lambda a, b: a * b,
     tirx.FloorDiv: tirx.floordiv,
     tirx.FloorMod: tirx.floormod,
+    tirx.Div: tirx.truncdiv,
+    tirx.Mod: tirx.truncmod,
 }
 
 

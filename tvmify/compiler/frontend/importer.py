@@ -23,9 +23,9 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from tvmify.artifact.recorded_shapes import equal_sizes, symbol_names
 from tvmify.artifact.structure import structure_text
 from tvmify.compiler.aten import operators
-from tvmify.compiler.aten.bridge import bridge, can_bridge, is_complex
+from tvmify.compiler.aten.bridge import PARTS, bridge, can_bridge, is_complex
 from tvmify.compiler.frontend.constants import constant_of
-from tvmify.compiler.frontend.converters import CONVERTERS, STOCK
+from tvmify.compiler.frontend.converters import COMPLEX_CONVERTERS, CONVERTERS, STOCK
 from tvmify.compiler.frontend.decompositions import Decomposed
 from tvmify.compiler.frontend.dtypes import DTYPES, checked_dtype, dtype_name
 from tvmify.compiler.frontend.empties import is_empty, refuse_what_raises
@@ -244,6 +244,7 @@ class Importer(ExportedProgramImporter):
             return self._empty(tensor)
         # A copy, since the constant must not change with the caller's tensor.
         copy = tensor.detach().cpu().contiguous().clone()
+        copy = torch.view_as_real(copy.resolve_conj()) if copy.dtype in PARTS else copy
         dtype = checked_dtype(copy, "a tensor constant")
         return relax.const(tvm.runtime.from_dlpack(copy), dtype)
 
@@ -257,10 +258,11 @@ class Importer(ExportedProgramImporter):
         if isinstance(expected, torch.Tensor) and is_empty(expected) and not is_complex(node):
             return self._empty(expected)
         name = operators.short_name(node)
-        if name != "getitem" and (is_complex(node) or operators.is_random(node)):
+        if operators.is_random(node):
             return self._bridge(node)
-        convert = CONVERTERS.get(name)
-        if convert is None and name not in STOCK:
+        of_complex = name != "getitem" and is_complex(node)
+        convert = (COMPLEX_CONVERTERS if of_complex else CONVERTERS).get(name)
+        if convert is None and (of_complex or name not in STOCK):
             return self._bridge(node)
         try:
             value = convert(self, node) if convert else self.convert_map[name](node)
@@ -302,9 +304,11 @@ class Importer(ExportedProgramImporter):
         if isinstance(expected, (tuple, list)):
             fields = [value[i] for i in range(len(expected))]
             return tuple(self._checked(node, v, e) for v, e in zip(fields, expected, strict=True))
-        if value is None or not isinstance(expected, torch.Tensor) or expected.is_complex():
+        if value is None or not isinstance(expected, torch.Tensor):
             return value
         value = value if isinstance(value, relax.Var) else self.emit(value)
+        if expected.is_complex():
+            return value
         shape = tuple(value.ty.shape.values)
         if not same_shape(shape, self.sizes(expected)):
             raise UnsupportedOperator(

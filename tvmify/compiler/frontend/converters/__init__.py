@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvmify.compiler.frontend.converters import (  # noqa: F401  (importing them fills CONVERTERS)
     attention,
     bits,
+    complex_numbers,
     convolution,
     indexing,
     matmul,
@@ -15,9 +16,9 @@ from tvmify.compiler.frontend.converters import (  # noqa: F401  (importing them
     reduction,
     shape,
 )
-from tvmify.compiler.frontend.converters.registry import CONVERTERS
+from tvmify.compiler.frontend.converters.registry import COMPLEX_CONVERTERS, CONVERTERS
 
-__all__ = ["CONVERTERS", "STOCK"]
+__all__ = ["COMPLEX_CONVERTERS", "CONVERTERS", "STOCK"]
 
 #: The converters of TVM's importer that are trusted: tests compare each with eager. Others are not
 #: used, since several of them are silently wrong.

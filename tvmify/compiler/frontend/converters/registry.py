@@ -22,16 +22,28 @@ if TYPE_CHECKING:
 #: returns a Relax value, or a tuple for an operator with several results; the importer compares
 #: shape and dtype with torch's, and casts if only the dtype differs.
 CONVERTERS: dict[str, Converter] = {}
+#: The same for calls that take or return complex numbers.
+COMPLEX_CONVERTERS: dict[str, Converter] = {}
 
 
 def converts(*operators: str) -> Callable[[Converter], Converter]:
     """Register a function as the converter of one or more ATen overloads."""
+    return _register(CONVERTERS, operators)
 
+
+def converts_complex(*operators: str) -> Callable[[Converter], Converter]:
+    """Register the converter of ATen overloads for complex numbers."""
+    return _register(COMPLEX_CONVERTERS, operators)
+
+
+def _register(
+    table: dict[str, Converter], operators: Sequence[str]
+) -> Callable[[Converter], Converter]:
     def register(function: Converter) -> Converter:
         for operator in operators:
-            if operator in CONVERTERS:
+            if operator in table:
                 raise ValueError(f"two converters for {operator}")
-            CONVERTERS[operator] = function
+            table[operator] = function
         return function
 
     return register

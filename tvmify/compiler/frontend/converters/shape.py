@@ -11,7 +11,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.aten.operators import arguments
-from tvmify.compiler.frontend.converters.registry import converts, dtype_of
+from tvmify.compiler.frontend.converters.registry import converts, converts_complex, dtype_of
 from tvmify.compiler.sizes import (
     bounds,
     ceil_div,
@@ -178,6 +178,7 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 @converts("select.int", "slice.Tensor")
+@converts_complex("select.int", "slice.Tensor")
 def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
     axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
@@ -191,7 +192,8 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
     start, end, step = bounds
     if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
-        return _symbolic_slice(importer, x, axis, start, step, importer.shape(node))
+        parts = x.ty.shape.values[len(shape) :]  # of complex numbers
+        return _symbolic_slice(importer, x, axis, start, step, (*importer.shape(node), *parts))
     start, end, step = slice(start, end, step).indices(shape[axis])
     if (start, end, step) == (0, shape[axis], 1):
         return x
@@ -236,7 +238,7 @@ def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -
         def element(*i: Any) -> Any:
             return x(*i[:axis], place, *i[axis:])
 
-        return te.compute(importer.shape(node), element, name="select")
+        return te.compute([*x.shape[:axis], *x.shape[axis + 1 :]], element, name="select")
 
     return importer.emit_te(selected, importer.tensor(node.args[0]))
 

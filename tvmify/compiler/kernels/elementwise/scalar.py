@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import te, tirx
@@ -27,7 +27,7 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
         ]
 
         def element(*indices: Scalar) -> Scalar:
-            return function(*(_at(tensor, indices, shape) for tensor in tensors))
+            return function(*(broadcast_element(tensor, indices, shape) for tensor in tensors))
 
         return te.compute(shape, element, name=function.__name__)
 
@@ -35,7 +35,10 @@ def elementwise(function: Callable[..., Scalar]) -> Callable[..., te.Tensor]:
     return compute
 
 
-def _at(tensor: te.Tensor, indices: tuple[Scalar, ...], shape: list[Size]) -> Scalar:
+def broadcast_element(
+    tensor: te.Tensor, indices: Sequence[Scalar], shape: Sequence[Size]
+) -> Scalar:
+    """Return an element of a tensor that is broadcast to a shape."""
     # Only where the axis is stretched: elsewhere an index of 0 would look like broadcasting to
     # FuseOps, which does not fuse that into a convolution.
     skipped = len(indices) - len(tensor.shape)
