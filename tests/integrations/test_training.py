@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tvmify
+from tvmify.integrations.dynamo_graph import Origin
+from tvmify.integrations.training import _compile
+from tvmify.options import CompileOptions
 
 
 def test_input_gradients_match_eager() -> None:
@@ -54,3 +58,16 @@ def test_gradients_inside_a_forward_without_gradients() -> None:
     x = torch.randn(3, 4)
     with torch.no_grad():
         torch.testing.assert_close(torch.compile(forces, backend="tvmify")(x), forces(x))
+
+
+def test_backward_in_eager_takes_results_of_a_compiled_forward() -> None:
+    def backward(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (torch.ops.aten.view.default(x.transpose(1, 2), [6, 5]),)
+
+    traced = torch.randn(2, 3, 5).transpose(1, 2)
+    graph = make_fx(backward)(traced)
+    options = CompileOptions(on_miss="eager")
+    run = _compile(graph, [traced], origin=Origin.of(graph, [traced]), options=options)
+    with pytest.warns(tvmify.TvmifyWarning, match="runs in eager"):
+        (result,) = run([traced.contiguous()])  # in eager, it has the strides of `traced`
+    torch.testing.assert_close(result, *backward(traced))

@@ -57,6 +57,10 @@ def with_autograd(
 def _compile(
     module: fx.GraphModule, inputs: Sequence[Any], *, origin: Origin, options: CompileOptions
 ) -> Callable[[list[Any]], Any]:
+    # Results of a compiled forward are contiguous, whatever strides the backward was traced with.
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    module.recompile()
     calls = calls_of(module, inputs, origin, options, weights_are_state=False)
 
     def run(*args: Any) -> Any:
