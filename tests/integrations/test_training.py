@@ -71,3 +71,15 @@ def test_backward_in_eager_takes_results_of_a_compiled_forward() -> None:
     with pytest.warns(tvmify.TvmifyWarning, match="runs in eager"):
         (result,) = run([traced.contiguous()])  # in eager, it has the strides of `traced`
     torch.testing.assert_close(result, *backward(traced))
+
+
+def test_a_backward_that_returns_views_takes_any_strides() -> None:
+    def biased(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return x.sin() + bias.flatten(0, 1)
+
+    x = torch.randn(4, 6).t().requires_grad_()  # is saved for the backward
+    bias = torch.randn(2, 3, 4, requires_grad=True)
+    fast = torch.compile(biased, backend="tvmify", options={"strict": True})
+    got = torch.autograd.grad(fast(x, bias).square().sum(), (x, bias))
+    want = torch.autograd.grad(biased(x, bias).square().sum(), (x, bias))
+    torch.testing.assert_close(got, want)

@@ -63,7 +63,13 @@ def _compile(
     module.recompile()
     calls = calls_of(module, inputs, origin, options, weights_are_state=False)
 
+    as_strided = torch.ops.aten.as_strided.default
+    reads_memory = bool(module.graph.find_nodes(op="call_function", target=as_strided))
+
     def run(*args: Any) -> Any:
+        # Strides that decide whether a result is a view or a copy would keep the call in eager. To
+        # AOTAutograd the two are the same.
+        args = args if reads_memory else tuple(map(_contiguous, args))
         # In the first call, AOTAutograd looks for custom operators; there are none here.
         if isinstance(_get_current_dispatch_mode(), _LOOKS_FOR_CUSTOM_OPERATORS):
             with _disable_current_modes():
@@ -71,3 +77,8 @@ def _compile(
         return calls(*args)
 
     return make_boxed_func(run)
+
+
+def _contiguous(value: Any) -> Any:
+    is_strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.contiguous() if is_strided else value
