@@ -1,8 +1,9 @@
 """Single operators against eager PyTorch: what no rule has been written for shows here first.
 
-    python -m benchmarks.operators [--only "conv* cumsum"] [--threads 2] [--rounds 50]
+    python -m benchmarks.operators [--only "conv* cumsum"] [--dynamic] [--threads 2] [--rounds 50]
 
-Each is compiled as a module of its own; then both take turns, in one process. Errors are the
+Each is compiled as a module of its own, with ``--dynamic`` as a program for many shapes; then both
+take turns, in one process. Errors are the
 largest over the largest output, against eager PyTorch in float64. Times are the shortest of many
 bursts: whatever else the machine does can only add to them.
 """
@@ -48,6 +49,25 @@ class Operator(nn.Module):
 
 def _image(channels: int, *sizes: int) -> tuple[Tensor]:
     return (torch.randn(1, channels, *sizes),)
+
+
+def _rotary_halves(x: Tensor, angles: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+
+def _rotary_pairs(x: Tensor, angles: Tensor) -> Tensor:
+    turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
+    return x * angles.cos() + turned * angles.sin()
+
+
+def _rotary_complex(x: Tensor, rotation: Tensor) -> Tensor:
+    pairs, factors = (torch.view_as_complex(y.unflatten(-1, (-1, 2))) for y in (x, rotation))
+    return torch.view_as_real(pairs * factors).flatten(-2)
+
+
+def _inverse_fourier(parts: Tensor, window: Tensor) -> Tensor:
+    return torch.istft(torch.complex(parts[:, 0], parts[:, 1]), 1024, 256, window=window)
 
 
 def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
@@ -158,6 +178,15 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "softmax_first": (lambda x: x.softmax(0), (rows,)),
         "log_softmax_last": (lambda x: x.log_softmax(-1), (rows,)),
         "log_softmax_channels": (lambda x: x.log_softmax(1), image),
+        "var_channels": (lambda x: x.var(1), image),
+        "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2) + 1, image),
+        "repeat_interleave": (lambda x: x.repeat_interleave(2, -1), (rows,)),
+        "rotary_halves": (_rotary_halves, (torch.randn(1, 12, 128, 64), torch.randn(128, 64))),
+        "rotary_pairs": (_rotary_pairs, (torch.randn(1, 12, 128, 64), torch.randn(128, 64))),
+        "rotary_complex": (_rotary_complex, (torch.randn(1, 12, 128, 64), torch.randn(128, 64))),
+        "inverse_fourier": (_inverse_fourier, (torch.randn(1, 2, 513, 100), torch.ones(1024))),
+        "distances": (lambda x: (x[:, None] - x).square().sum(-1), (torch.randn(128, 64),)),
+        "four_bits": (lambda x: torch.stack([x & 15, x >> 4], -1), (rows.to(torch.uint8),)),
         "softmax_causal": (
             lambda x, mask: x.masked_fill(mask, -1e9).softmax(-1),
             (torch.randn(12, 128, 128), torch.ones(128, 128).triu(1).bool()),
@@ -214,8 +243,15 @@ class Contest:
     error: float
 
     @classmethod
-    def of(cls, name: str) -> Contest:
+    def of(cls, name: str, dynamic: bool | None = None) -> Contest:
         """Compile an operator.
+
+        Parameters
+        ----------
+        name
+            One of `OPERATORS`.
+        dynamic
+            See `tvmify.tvmify`.
 
         Raises
         ------
@@ -225,7 +261,7 @@ class Contest:
         from tvmify import tvmify
 
         module, args = build(name)
-        fast = tvmify(deepcopy(module), strict=True, progress=False)
+        fast = tvmify(deepcopy(module), dynamic=dynamic, strict=True, progress=False)
         with torch.no_grad():
             wide = pytree.tree_map(lambda x: x.double() if x.is_floating_point() else x, args)
             references = pytree.tree_leaves(deepcopy(module).double()(*wide))
@@ -266,12 +302,14 @@ def main() -> None:
     """Compile, measure, print."""
     parser = argparse.ArgumentParser(description="Time single operators against eager PyTorch.")
     parser.add_argument("--only", default="*", help="names or patterns, such as 'conv* cumsum'")
+    parser.add_argument("--dynamic", action="store_true", help="programs for many shapes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=50)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with torch.no_grad():
-        contests = [Contest.of(name) for name in chosen(given.only, OPERATORS)]
+        dynamic = True if given.dynamic else None
+        contests = [Contest.of(name, dynamic) for name in chosen(given.only, OPERATORS)]
         show(contests, given.rounds, Console())
 
 

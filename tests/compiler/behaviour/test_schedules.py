@@ -36,7 +36,13 @@ REAL = {
 EVERYWHERE = {"unet", "minilm_16", "whisper_tiny", "lstm", "mlp_64", "dlrm"}
 OTHERS = [machine for machine in (AVX512, AVX2, NEON) if machine is not NATIVE]
 #: What PyTorch computes, inside of the program.
-BRIDGED = {"adaptive_max_pool2d", "embedding_bag", "embedding_bag_offsets", "scatter_amax_rows"}
+BRIDGED = {
+    "adaptive_max_pool2d",
+    "embedding_bag",
+    "embedding_bag_offsets",
+    "inverse_fourier",
+    "scatter_amax_rows",
+}
 
 
 def given_up(

@@ -285,3 +285,23 @@ def test_neon_transposes_tile_by_tile():
     built = build(lambda builder, x: op.permute_dims(x), [random(64, 64)], target=NEON)
     assert widest_vector(built.kernel()) == 4
     assert "ldr\tq" in built.assembly() or "ldp\tq" in built.assembly()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int16"])
+def test_vectors_hold_several_pairs(dtype):
+    x = (random(5, 40) * 8).astype(dtype)
+    pairs = build(lambda _, x: op.flip(x, 2), [x.reshape(5, 20, 2)])
+    np.testing.assert_array_equal(pairs.run([x.reshape(5, 20, 2)]), x.reshape(5, 20, 2)[:, :, ::-1])
+    assert widest_vector(pairs.kernel()) > 2
+
+
+def test_pairs_of_narrow_numbers_may_consist_of_two_tensors():
+    x = (random(5, 40) * 8).astype("int8")
+
+    def paired(builder, x):
+        column = builder.emit(op.expand_dims(x, 2))
+        return op.concat([column, builder.emit(op.add(column, column))], 2)
+
+    pairs = build(paired, [x])
+    np.testing.assert_array_equal(pairs.run([x]), np.stack([x, x + x], 2))
+    assert widest_vector(pairs.kernel()) > 2

@@ -63,6 +63,12 @@ def shift(importer: Importer, node: fx.Node) -> relax.Expr:
         beyond = zeros if is_left or not dtype.is_signed else x >> every
         return tirx.Select(tirx.all(count >= 0, count <= every), shift(x, count & every), beyond)
 
+    def by_number(x: Any) -> Any:
+        return shifted(x, tirx.const(int(number), str(x.ty.dtype)))
+
+    number = node.args[1]
+    if isinstance(number, int):  # an argument would be loaded, and compared, for each element
+        return importer.emit_te(elementwise(by_number), x, primfunc_name_hint="shift")
     return importer.emit_te(elementwise(shifted), x, count, primfunc_name_hint="shift")
 
 

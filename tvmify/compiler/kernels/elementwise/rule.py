@@ -29,6 +29,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 #: nests of at most this many vectors. It suffices for the 27 parts of DLRM; nothing longer was
 #: measured.
 _UNROLLED = 128
+_WORD = 32
 #: Enough iterations to divide among threads: eight for each of two threads.
 _SHARED = 16
 
@@ -94,6 +95,10 @@ def schedule_block(
         return
     contiguous = contiguous_axes(sch, block)
     deciding = _axes_in_conditions(sch, block)
+    if contiguous == 1 < len(spatial) and not reduced and _is_pair(sch, spatial[-1]):
+        # Vectors hold several pairs, as of complex numbers, and shuffle what they load. LLVM does
+        # as well where the place decides what a pair of float32 consists of.
+        contiguous += not deciding[-1] or output_bits(sch, block) < _WORD
     sch.reorder(*spatial, *reduced)
     row = fuse(sch, spatial[len(spatial) - contiguous :])
     outer = spatial[: len(spatial) - contiguous]
@@ -115,6 +120,10 @@ def schedule_block(
     if reduced:
         initial = sch.get_loops(sch.decompose_reduction(block, reduced[0]))
         _make_vectors(sch, initial[-len(vectors) :] if vectors else [])
+
+
+def _is_pair(sch: s_tir.Schedule, loop: LoopRV) -> bool:
+    return not is_symbolic(sch, loop) and extent(sch, loop) == 2
 
 
 def _shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
