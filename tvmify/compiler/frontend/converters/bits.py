@@ -64,9 +64,9 @@ def shift(importer: Importer, node: fx.Node) -> relax.Expr:
         return tirx.Select(tirx.all(count >= 0, count <= every), shift(x, count & every), beyond)
 
     def by_number(x: Any) -> Any:
-        return shifted(x, tirx.const(int(number), str(x.ty.dtype)))
+        return shifted(x, tirx.const(number, str(x.ty.dtype)))
 
-    number = node.args[1]
+    number = wrapped(node.args[1], dtype)
     if isinstance(number, int):  # an argument would be loaded, and compared, for each element
         return importer.emit_te(elementwise(by_number), x, primfunc_name_hint="shift")
     return importer.emit_te(elementwise(shifted), x, count, primfunc_name_hint="shift")
