@@ -3,9 +3,8 @@
     python -m benchmarks.operators [--only "conv* cumsum"] [--dynamic] [--threads 2] [--rounds 50]
 
 Each is compiled as a module of its own, with ``--dynamic`` as a program for many shapes; then both
-take turns, in one process. Errors are the
-largest over the largest output, against eager PyTorch in float64. Times are the shortest of many
-bursts: whatever else the machine does can only add to them.
+take turns, in one process. Errors are the largest over the largest output, against eager PyTorch in
+float64. Times are the shortest of many bursts: whatever else the machine does can only add to them.
 """
 
 from __future__ import annotations

@@ -175,6 +175,11 @@ def around(size: Any) -> list[int]:
     return [max(1, least, min(most, round(likely * share))) for share in _SHARES]
 
 
+def of_parameters(function: tirx.PrimFunc) -> list[Any]:
+    """Return the sizes of a kernel's arguments and results."""
+    return [size for p in function.params for size in getattr(p.ty, "shape", ())]
+
+
 def variables_of(size: Any) -> list[tirx.Var]:
     """Return the symbols of a size."""
     return [] if is_static(size) else list(tirx.analysis.undefined_vars(size, []))

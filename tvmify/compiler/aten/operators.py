@@ -40,6 +40,11 @@ def short_name(node: fx.Node) -> str:
     return getattr(node.target, "__name__", qualified)
 
 
+def base_name(node: fx.Node) -> str:
+    """Return the name without namespace and overload, ``add``."""
+    return name(node).split(".")[1]
+
+
 def schema(node: fx.Node) -> torch.FunctionSchema:
     """Return the schema of the operator, which is one of PyTorch's."""
     called = operator(node)

@@ -27,6 +27,8 @@ class JoinAxes:
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
+        if sizes.is_static(*sizes.of_parameters(function)):
+            return function
         rewrites = [(tirx.BufferStore, _store), (TensorLoad, _load)]
         body = tvm_ffi.structural_map(function.body, rewrites)
         return function if body.same_as(function.body) else function.with_body(body)

@@ -218,9 +218,9 @@ class _Reader:
         """Follow operators that return their argument itself."""
         while node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             source = aliases.argument_returned(node, written=True)
-            if _name(node) in _DROPOUTS and node.args[2] is False:
+            if operators.base_name(node) in _DROPOUTS and node.args[2] is False:
                 source = node.args[0]
-            elif source is None and _name(node) in _IDENTITIES:
+            elif source is None and operators.base_name(node) in _IDENTITIES:
                 first = node.args[0]
                 if isinstance(first, fx.Node) and memory.is_same(first, node):
                     source = first
@@ -379,8 +379,4 @@ def _is_detached(view: fx.Node, owner: fx.Node) -> bool:
 
 def _may_be_a_copy(node: fx.Node) -> bool:
     """Whether strides decide if a value is a view; a scalar has none."""
-    return _name(node) in _PERHAPS_VIEWS and node.meta["val"].dim() > 0
-
-
-def _name(node: fx.Node) -> str:
-    return operators.name(node).split(".")[1]
+    return operators.base_name(node) in _PERHAPS_VIEWS and node.meta["val"].dim() > 0

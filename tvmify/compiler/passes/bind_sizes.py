@@ -160,8 +160,7 @@ class MergeSymbols:
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one kernel."""
-        types = [p.ty for p in function.params if hasattr(p.ty, "shape")]
-        every = [v for ty in types for size in ty.shape for v in sizes.variables_of(size)]
+        every = [v for size in sizes.of_parameters(function) for v in sizes.variables_of(size)]
         first = {variable.name: variable for variable in reversed(every)}
         others: dict[tirx.Var, Expr] = {v: first[v.name] for v in every if v != first[v.name]}
         return Bindings(others).apply(function) if others else function

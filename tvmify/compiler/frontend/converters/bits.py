@@ -11,8 +11,9 @@ from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from tvm import relax, te, tirx
 
+from tvmify.compiler.aten.operators import base_name
 from tvmify.compiler.frontend.converters.promotion import promoted, wrapped
-from tvmify.compiler.frontend.converters.registry import base_name, converts, dtype_of
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.frontend.dtypes import DTYPES, dtype_name
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.errors import UnsupportedOperator

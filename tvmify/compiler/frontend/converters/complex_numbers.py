@@ -12,7 +12,8 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.aten.bridge import PARTS
-from tvmify.compiler.frontend.converters.registry import base_name, converts_complex
+from tvmify.compiler.aten.operators import base_name
+from tvmify.compiler.frontend.converters.registry import converts_complex
 from tvmify.compiler.frontend.dtypes import dtype_name
 from tvmify.compiler.kernels.elementwise.scalar import broadcast_element
 from tvmify.errors import UnsupportedOperator
@@ -62,7 +63,7 @@ def elementwise(importer: Importer, node: fx.Node) -> relax.Expr:
     """
     if node.kwargs:
         raise UnsupportedOperator([str(node.target)], "it has an option")
-    dtype = part_dtype(node)
+    dtype = _part_dtype(node)
     function, shape = ELEMENTWISE[base_name(node)], importer.shape(node)
     nodes = [value for value in node.args if isinstance(value, fx.Node)]
 
@@ -94,13 +95,14 @@ def elementwise(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 @converts_complex("view_as_complex.default", "view_as_real.default", "resolve_conj.default")
+@converts_complex("clone.default", "alias.default")
 def same(importer: Importer, node: fx.Node) -> relax.Expr:
-    part_dtype(node)
+    _part_dtype(node)
     return importer.tensor(node.args[0])
 
 
 @converts_complex("view.default", "reshape.default", "unsqueeze.default", "squeeze.dim")
-@converts_complex("squeeze.default", "squeeze.dims", "clone.default", "alias.default")
+@converts_complex("squeeze.default", "squeeze.dims")
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.reshape(importer.tensor(node.args[0]), [*importer.shape(node), 2])
 
@@ -118,7 +120,7 @@ def permute(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.permute_dims(importer.tensor(node.args[0]), [*axes, rank])
 
 
-def part_dtype(node: fx.Node) -> str:
+def _part_dtype(node: fx.Node) -> str:
     """Return the dtype of the parts of the numbers that a call takes or returns.
 
     Raises

@@ -15,9 +15,10 @@ from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from tvm import relax, tirx
 
+from tvmify.compiler.aten.operators import base_name
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters.promotion import promoted
-from tvmify.compiler.frontend.converters.registry import base_name, converts, dtype_of
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.compiler.sizes import bounds, is_static

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.aten.operators import base_name
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.converters import resizing
@@ -166,7 +167,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
             x = resizing.resized(importer, x, at, out[axis], factor, mode, aligned)
         return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if channels_last else x
     corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
-    resize = getattr(aten, str(node.target).split(".")[1])
+    resize = getattr(aten, base_name(node))
     # The nearest element is computed in the precision of the image.
     is_single = nearest and node.meta["val"].dtype is not torch.float64
     precise = torch.float32 if is_single else torch.float64

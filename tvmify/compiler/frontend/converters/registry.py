@@ -49,11 +49,6 @@ def _register(
     return register
 
 
-def base_name(node: fx.Node) -> str:
-    """Return the name of an operator without namespace and overload."""
-    return str(node.target).split(".")[1]
-
-
 def dtype_of(x: relax.Expr) -> str:
     """Return the name of the dtype of a Relax tensor."""
     return str(x.ty.dtype)

@@ -10,8 +10,9 @@ from torch import fx
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.aten.operators import arguments
+from tvmify.compiler.aten.operators import arguments, base_name
 from tvmify.compiler.frontend.converters.registry import converts, converts_complex, dtype_of
+from tvmify.compiler.frontend.dtypes import dtype_name
 from tvmify.compiler.sizes import (
     bounds,
     ceil_div,
@@ -124,8 +125,8 @@ def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
 )
 def fill(importer: Importer, node: fx.Node) -> relax.Expr:
     """A constant for all elements; zero where torch leaves memory uninitialized."""
-    name = str(node.target).split(".")[1]
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    name = base_name(node)
+    dtype = dtype_name(node.meta["val"].dtype)
     position = {"full_like": 1, "full": 1, "fill": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
     value = float("ones" in name) if position is None else node.args[position]
     if isinstance(value, fx.Node):
@@ -380,7 +381,7 @@ def arange(importer: Importer, node: fx.Node) -> relax.Expr:
     start, step = _whole(given.get("start", 0)), _whole(given.get("step", 1))
     if isinstance(start, float) or isinstance(step, float):
         raise UnsupportedOperator([str(node.target)], "it is a range of floats of symbolic length")
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+    dtype = dtype_name(node.meta["val"].dtype)
 
     def counted(start: Any, step: Any) -> te.Tensor:
         return te.compute(
