@@ -241,7 +241,8 @@ class CompileOptions:
     def record_file(self) -> Path | None:
         """Return the file to which signatures are appended, or None."""
         chosen = self.record or variables.record_file()
-        return Path(chosen).expanduser() if chosen else None
+        # Path.expanduser would raise an error for a user who has no home directory.
+        return variables.fixed(os.path.expanduser(chosen)) if chosen else None  # noqa: PTH111
 
     def shows_progress(self) -> bool:
         """Whether to draw the stages of a compilation on standard error."""

@@ -42,7 +42,7 @@ def test_the_package_is_the_command(cache_directory: Path) -> None:
     assert done.returncode == 2 and "Usage: tvmify [OPTIONS]" in done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["--version", "list", "list --json"])
+@pytest.mark.parametrize("arguments", ["--help", "--version", "list", "list --json"])
 def test_output_that_cannot_be_written(arguments: str, cache_directory: Path) -> None:
     add(cache_directory)
     command = [sys.executable, "-m", "tvmify", *arguments.split()]
@@ -54,6 +54,15 @@ def test_output_that_cannot_be_written(arguments: str, cache_directory: Path) ->
     with os.fdopen(writer) as closed:
         done = subprocess.run(command, check=False, stdout=closed, stderr=subprocess.PIPE)
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_a_usage_error_that_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as closed:
+        command = [sys.executable, "-m", "tvmify", "lst"]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=closed)
+    assert (done.returncode, done.stdout) == (-signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize(

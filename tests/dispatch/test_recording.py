@@ -274,6 +274,28 @@ def test_the_variable_names_a_file_for_all(
     assert second.kwargs == {"times": 3}
 
 
+@pytest.mark.filterwarnings("ignore:.*no cache has its program")
+@pytest.mark.usefixtures("inference")
+def test_a_relative_file_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"signatures of {tmp_path.name}"
+    monkeypatch.setenv("TVMIFY_RECORD", name)
+    net: Any = decorate(Net().eval(), on_miss="eager")
+    (tmp_path / "later").mkdir()
+    for folder, rows in (("", 3), ("later", 1)):
+        monkeypatch.chdir(tmp_path / folder)
+        net(X[:rows])
+    assert len(recording.read(tmp_path / name).found) == 2
+
+
+@pytest.mark.usefixtures("inference")
+@pytest.mark.filterwarnings("ignore:.*no cache has its program")
+def test_a_file_of_an_unknown_home_is_a_warning() -> None:
+    with pytest.warns(TvmifyWarning, match="signatures are not recorded: .*No such file"):
+        decorate(Net().eval(), record="~nobody of that name/x", on_miss="eager")(X)
+
+
 def test_torn_line_is_skipped(tmp_path: Path) -> None:
     file = tmp_path / "signatures.jsonl"
     line = recorded_of(X).to_json()

@@ -82,7 +82,10 @@ def output_failures() -> Iterator[None]:
         finally:
             if sys.stdout is not None:  # it may be closed
                 sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as end:
+        # Rich turns the former into the latter when it prints help and usage errors.
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, BrokenPipeError):
+            raise
         _discard_output()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)

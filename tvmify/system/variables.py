@@ -126,18 +126,19 @@ def expanded(path: str | os.PathLike[str]) -> Path | None:
     # Path.expanduser would raise for a "~" that cannot be resolved, which platformdirs may return.
     text = os.path.expanduser(path)  # noqa: PTH111
     if not text.startswith("~"):
-        return _fixed(text)
+        return fixed(text)
     _warn_of_no_home(text)
     return None
 
 
-def _fixed(text: str) -> Path:
+def fixed(text: str) -> Path:
+    """Return an absolute path: a relative one keeps what it first meant in this process."""
     with contextlib.suppress(FileNotFoundError):  # the working directory was deleted
         return _absolute(text)
     return Path(text)
 
 
-@functools.cache  # so that a process that changes its working directory keeps its cache
+@functools.cache  # so that a process may change its working directory
 def _absolute(text: str) -> Path:
     return Path(text).absolute()
 
