@@ -43,6 +43,7 @@ from tvmify.system.faults import environment_fault
 from tvmify.torch_compat import fake_kernels, node_annotations
 from tvmify.torch_compat.bystanders import unseen_by_others
 from tvmify.torch_compat.caught_errors import caught_errors
+from tvmify.torch_compat.covariance import Covariances
 from tvmify.torch_compat.literals import known_literals
 from tvmify.torch_compat.recording_mode import RecordingMode
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
@@ -157,6 +158,7 @@ def _export(
         recurrent_shapes(),
         caught_errors(),
         answering_as_eager(),
+        Covariances(),
         KeepingSizes() if varying.axes else contextlib.nullcontext(),
         python_numbers() if varying.axes else contextlib.nullcontext(),
     ):
