@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OperatorBase
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    is_fake,
+)
 from torch.export import ExportedProgram, _trace
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
@@ -176,6 +180,8 @@ def _export(
                 f"a branch depends on the values of tensors ({_user_line(error)})",
                 _DECORATE_AROUND,
             ) from error
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise _depends_on_values(error.func, _user_line(error)) from error
         except Exception as error:
             if fault := environment_fault(error, "torch.export"):
                 raise fault from error
@@ -296,11 +302,16 @@ def _refuse_unknown_shapes(program: ExportedProgram) -> None:
             # torch.export may replace a number that a tensor holds by the one that fits its checks.
             is_read = symbols and node.target in _READS and not _is_only_checked(node)
             if is_read or any(free_unbacked_symbols(size) for size in symbols):
-                raise DependsOnValues(
-                    f"the result of {node.target} is a number, or has a size, that depends on the "
-                    f"values of tensors ({_last_line(node.meta.get('stack_trace'))})",
-                    _DECORATE_AROUND,
-                )
+                line = _last_line(node.meta.get("stack_trace"))
+                raise _depends_on_values(node.target, line)
+
+
+def _depends_on_values(operator: Any, line: str) -> DependsOnValues:
+    return DependsOnValues(
+        f"the result of {operator} is a number, or has a size, that depends on the values of "
+        f"tensors ({line})",
+        _DECORATE_AROUND,
+    )
 
 
 def _simplify(program: ExportedProgram) -> None:

@@ -1,0 +1,25 @@
+"""What ``torch.export`` cannot record, and the reason that is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tvmify import tvmify as decorate
+from tvmify.errors import DependsOnValues
+
+CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "aten.equal": lambda x: x + 1 if torch.equal(x, x.abs()) else x - 1,
+    "aten.allclose": lambda x: x + 1 if torch.allclose(x, -x) else x - 1,
+    "aten.linalg_lstsq": lambda x: torch.linalg.lstsq(x, x + 1).solution,
+}
+
+
+@pytest.mark.parametrize("operator", CASES)
+def test_an_operator_that_reads_values_is_named(operator: str) -> None:
+    function = decorate(CASES[operator], strict=True, cache=False)
+    place = r"depends on the values of tensors \(.*test_exporting.py:\d+\)"
+    with torch.inference_mode(), pytest.raises(DependsOnValues, match=f"{operator}.*{place}"):
+        function(torch.eye(3))
