@@ -44,7 +44,7 @@ from tvmify.errors import (
 )
 from tvmify.signature import map_only
 from tvmify.system.faults import environment_fault
-from tvmify.torch_compat import fake_kernels, node_annotations
+from tvmify.torch_compat import fake_kernels, node_annotations, operator_names
 from tvmify.torch_compat.bystanders import unseen_by_others
 from tvmify.torch_compat.caught_errors import caught_errors
 from tvmify.torch_compat.covariance import Covariances
@@ -57,6 +57,7 @@ from tvmify.torch_compat.symbols import SYMBOLS, python_numbers
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
 fake_kernels.add_missing()
+operator_names.avoid_keywords()
 node_annotations.keep_apart()
 
 _DECORATE_AROUND = (
