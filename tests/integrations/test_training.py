@@ -83,3 +83,40 @@ def test_a_backward_that_returns_views_takes_any_strides() -> None:
     got = torch.autograd.grad(fast(x, bias).square().sum(), (x, bias))
     want = torch.autograd.grad(biased(x, bias).square().sum(), (x, bias))
     torch.testing.assert_close(got, want)
+
+
+def _step(run: Callable[..., Any], net: nn.Module, x: torch.Tensor) -> list[Any]:
+    """Return the result, the gradients and the state of the generator after a training step."""
+    torch.manual_seed(0)
+    net.zero_grad()
+    y = run(x)
+    y.square().sum().backward()
+    gradients = [
+        None if weight.grad is None else weight.grad.clone() for weight in net.parameters()
+    ]
+    return [y.detach(), *gradients, torch.get_rng_state()]
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.rnn = first, kind(8, 8, num_layers=2, dropout=0.5)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.rnn(self.first(x))[0]).sin()
+
+
+@torch._dynamo.config.patch(allow_rnn=True)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("first", [nn.Identity(), nn.Linear(8, 8)], ids=["first", "second"])
+def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
+    kind: type[nn.RNNBase], first: nn.Module
+) -> None:
+    net = Recurrent(kind, first)
+    fast = torch.compile(net, backend="tvmify", options={"strict": True})
+    for length in (4, 5):
+        x = torch.randn(length, 2, 8)
+        torch.testing.assert_close(_step(fast, net, x), _step(net, net, x))
+    assert tvmify.cache_info(fast).builds
+    assert tvmify.cache_info(fast).eager == 0

@@ -1,5 +1,5 @@
 """Graphs of ``torch.compile`` with what only Python can run: ``torch.cond``, ``torch.while_loop``,
-and ``x.data = y``, which gives a tensor other memory.
+and ``x.data = y``, which gives a tensor other memory; in training, recurrent layers, too.
 
 Such a graph is cut before and after each of these. The pieces between are compiled, and so are
 branches, conditions and bodies; Python decides which of them run.
@@ -7,6 +7,7 @@ branches, conditions and bodies; Python decides which of them run.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,7 +53,11 @@ _Calls = Callable[[fx.GraphModule, Sequence[Any], Origin], Callable[..., Any]]
 
 
 def in_pieces(
-    module: fx.GraphModule, inputs: Sequence[Any], origin: Origin, calls: _Calls
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    origin: Origin,
+    calls: _Calls,
+    needs_python: Callable[[fx.Node], bool] | None = None,
 ) -> fx.GraphModule:
     """Cut a graph around what needs Python, and compile the pieces.
 
@@ -62,19 +67,25 @@ def in_pieces(
         As for `DynamoGraph.of`.
     calls
         Compiles a piece.
+    needs_python
+        Whether Python has to run a node; by default, what always needs it does.
     """
+    needs_python = needs_python or _needs_python
     numbers: dict[fx.Node, int] = {}
     number = 0
     for node in module.graph.nodes:
-        number += _needs_python(node)
+        if node.target is operator.getitem and needs_python(node.args[0]):
+            numbers[node] = numbers[node.args[0]]  # pieces pass tensors to each other, not tuples
+            continue
+        number += needs_python(node)
         numbers[node] = number
-        number += _needs_python(node)
+        number += needs_python(node)
     whole = split_module(module, module, numbers.__getitem__, keep_original_order=True)
     places = module.graph.find_nodes(op="placeholder")
     given = {node.name: value for node, value in zip(places, inputs, strict=True)}
     for name, piece in list(whole.named_children()):
         assert isinstance(piece, fx.GraphModule)
-        if any(map(_needs_python, piece.graph.nodes)):
+        if any(map(needs_python, piece.graph.nodes)):
             _run_in_python(piece, origin, calls)
         else:
             part = origin.part(f"piece {name.removeprefix('submod_')}")
@@ -155,6 +166,7 @@ _CONTROL_FLOW = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,
 }
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 #: What Dynamo turns ``x.data = y`` into.
 _ASSIGNMENT = ("set_", "_lower_version_count_by_1", "shallow_copy_data_")
 
@@ -170,6 +182,14 @@ def assigns_data(node: fx.Node) -> bool:
 
 def _needs_python(node: fx.Node) -> bool:
     return _is_control_flow(node) or assigns_data(node)
+
+
+def is_not_for_autograd(node: fx.Node) -> bool:
+    """Whether AOTAutograd shall not see a node: a part of ``x.data = y``, or a recurrent layer.
+
+    It would write all steps of a sequence one after the other, without dropout between layers.
+    """
+    return assigns_data(node) or node.target in _RECURRENT
 
 
 def _run_in_python(piece: fx.GraphModule, origin: Origin, calls: _Calls) -> None:

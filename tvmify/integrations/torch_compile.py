@@ -13,7 +13,12 @@ from torch._dynamo.exc import ShortenTraceback
 from tvmify.decorate.decorated import FINDERS
 from tvmify.errors import OptionError
 from tvmify.integrations.compiled import dispatchers_of_compiled
-from tvmify.integrations.control_flow import assigns_data, calls_of, in_pieces
+from tvmify.integrations.control_flow import (
+    assigns_data,
+    calls_of,
+    in_pieces,
+    is_not_for_autograd,
+)
 from tvmify.integrations.dynamo_graph import Origin
 from tvmify.integrations.flexible_attention import inline_flex_attention
 from tvmify.options import CompileOptions
@@ -72,11 +77,15 @@ def backend(
     has_gradients = torch.is_grad_enabled() or _turns_gradients_on(module)
     needs_gradients = has_gradients and any(map(_requires_grad, example_inputs))
     module, has_flex_attention = inline_flex_attention(module)
-    if needs_gradients or has_flex_attention or _has_transforms(module):
+    has_transforms = _has_transforms(module)
+    if needs_gradients or has_flex_attention or has_transforms:
         from tvmify.integrations.training import with_autograd
 
-        if any(map(assigns_data, module.graph.nodes)):
-            return in_pieces(module, example_inputs, origin, partial(with_autograd, options=chosen))
+        # transforms must not be cut into pieces
+        is_apart = assigns_data if has_transforms else is_not_for_autograd
+        if any(map(is_apart, module.graph.nodes)):
+            compiled = partial(with_autograd, options=chosen)
+            return in_pieces(module, example_inputs, origin, compiled, is_apart)
         return with_autograd(module, example_inputs, origin, chosen)
     return calls_of(module, example_inputs, origin, chosen, weights_are_state=True)
 
