@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import tvmify
 from tvmify.integrations.dynamo_graph import Origin
@@ -85,6 +86,26 @@ def test_a_backward_that_returns_views_takes_any_strides() -> None:
     torch.testing.assert_close(got, want)
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(8, 8), nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(torch.tanh(self.layer(x)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
 def _step(run: Callable[..., Any], net: nn.Module, x: torch.Tensor) -> list[Any]:
     """Return the result, the gradients and the state of the generator after a training step."""
     torch.manual_seed(0)
@@ -95,6 +116,17 @@ def _step(run: Callable[..., Any], net: nn.Module, x: torch.Tensor) -> list[Any]
         None if weight.grad is None else weight.grad.clone() for weight in net.parameters()
     ]
     return [y.detach(), *gradients, torch.get_rng_state()]
+
+
+def test_checkpoints_draw_again_what_they_drew() -> None:
+    net = Checkpointed()
+    fast = torch.compile(net, backend="tvmify", options={"strict": True})
+    for batch in (2, 3, 5):  # the second and third share programs
+        x = torch.randn(batch, 8)
+        torch.testing.assert_close(_step(fast, net, x), _step(net, net, x))
+    info = tvmify.cache_info(fast)
+    assert info.builds + info.disk_hits == 4
+    assert info.eager == 0
 
 
 class Recurrent(nn.Module):
@@ -120,3 +152,24 @@ def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
         torch.testing.assert_close(_step(fast, net, x), _step(net, net, x))
     assert tvmify.cache_info(fast).builds
     assert tvmify.cache_info(fast).eager == 0
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_numbers_are_drawn_in_the_order_of_memory(is_transposed: bool) -> None:
+    """Of a tensor that lies transposed: an argument, a result of attention, one that is saved."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.3, batch_first=True)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.layer, nn.functional.dropout(x, 0.3), use_reentrant=False)
+
+    net = Net()
+    fast = torch.compile(net, backend="tvmify", options={"strict": True})
+    for batch in (2, 3):
+        x = torch.randn(5, batch, 8).transpose(0, 1) if is_transposed else torch.randn(batch, 5, 8)
+        torch.testing.assert_close(_step(fast, net, x), _step(net, net, x), rtol=1e-4, atol=1e-5)

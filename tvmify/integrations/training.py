@@ -20,9 +20,15 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from tvmify.integrations.control_flow import calls_of
 from tvmify.integrations.dynamo_graph import Origin
 from tvmify.options import CompileOptions
+from tvmify.torch_compat.layouts import inverse, memory_order
 
 #: Operators with several results: for sizes that vary, the compiler computes only the first.
 _DECOMPOSED = (torch.ops.aten.native_layer_norm,)
+
+#: Call an operator that draws random numbers, on the CPU: one returns the state of the generator
+#: before it as well, the other takes it.
+_SAVES_STATE = torch.ops.higher_order.run_and_save_rng_state
+_HAS_STATE = torch.ops.higher_order.run_with_rng_state
 
 #: A mode of AOTAutograd's; other versions of PyTorch may have none.
 _LOOKS_FOR_CUSTOM_OPERATORS = getattr(runtime_wrappers, "_AnalyzeCustomOpInputOutputMode", ())
@@ -60,6 +66,9 @@ def _compile(
     # Results of a compiled forward are contiguous, whatever strides the backward was traced with.
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
+    if not any(isinstance(value, torch.Tensor) and value.is_cuda for value in inputs):
+        _read_states(module.graph)
+    _keep_layouts(module.graph)
     module.recompile()
     calls = calls_of(module, inputs, origin, options, weights_are_state=False)
 
@@ -77,6 +86,50 @@ def _compile(
         return calls(*args)
 
     return make_boxed_func(run)
+
+
+def _read_states(graph: fx.Graph) -> None:
+    """Read the state of the random generator before operators that a checkpoint will repeat.
+
+    AOTAutograd has one call for both, which takes the operator as an argument.
+    """
+    for node in graph.find_nodes(op="call_function", target=_SAVES_STATE):
+        drawn, *args = node.args
+        with graph.inserting_before(node):
+            state = graph.call_function(torch.ops.tvmify.rng_state.default)
+            result = graph.call_function(drawn, tuple(args), node.kwargs)
+        for field in list(node.users):
+            field.replace_all_uses_with((state, result)[field.args[1]])
+            graph.erase_node(field)
+        graph.erase_node(node)
+    for node in graph.find_nodes(op="call_function", target=_HAS_STATE):
+        # not the recorded example, whose size may be a symbol
+        node.args[0].meta["val"] = torch.get_rng_state()
+
+
+def _keep_layouts(graph: fx.Graph) -> None:
+    """Lay arguments out in memory as in eager, where random numbers are drawn in that order."""
+    if not any(map(_draws, graph.nodes)):
+        return
+    for place in graph.find_nodes(op="placeholder"):
+        value = place.meta.get("val")
+        order = memory_order(value) if isinstance(value, torch.Tensor) else None
+        if order is None:
+            continue
+        with graph.inserting_after(place):
+            permuted = graph.call_function(torch.ops.aten.permute.default, (place, order))
+        with graph.inserting_after(permuted):
+            laid_out = graph.call_method("contiguous", (permuted,))
+        with graph.inserting_after(laid_out):
+            restored = graph.call_function(
+                torch.ops.aten.permute.default, (laid_out, inverse(order))
+            )
+        place.replace_all_uses_with(restored, lambda user, permuted=permuted: user is not permuted)
+
+
+def _draws(node: fx.Node) -> bool:
+    target = node.args[1] if node.target is _HAS_STATE else node.target
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _contiguous(value: Any) -> Any:

@@ -26,6 +26,7 @@ from tvmify.compiler.aten import operators
 from tvmify.compiler.aten.functionalized import Written, can_functionalize
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.sizes import Size, is_static
+from tvmify.torch_compat.layouts import inverse, memory_order
 
 #: Complex dtypes and the dtypes of their parts.
 PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -213,6 +214,8 @@ class _Graph:
                 shape = self._numbers(list(shape_of(tensor.meta["val"])))
                 expanded = [known[tensor], shape, graph.insertConstant(False)]
                 known[tensor] = insert(graph, "aten::expand", expanded)[0]
+            elif operators.is_random(node) or node.target is operators.REPLAYED:
+                known[tensor] = _as_in_eager(graph, known[tensor], tensor.meta["val"])
         schema = operators.schema(node)
         arguments = operators.arguments(node)
         returned = _leaves(node.meta["val"])
@@ -221,6 +224,10 @@ class _Graph:
             insert(graph, "aten::clone", [known[base], graph.insertConstant(None)])[0]
             for base in written.bases
         ]
+        before = None
+        if node.target is operators.REPLAYED:
+            (before,) = insert(graph, "tvmify::rng_state", [graph.insertConstant(None)])
+            insert(graph, "tvmify::set_rng_state", [known[node.args[0]]], 0)
         values = insert(
             graph,
             schema.name,
@@ -232,6 +239,8 @@ class _Graph:
             ],
             1 if (is_list := _returns_list(schema)) else len(schema.returns),
         )
+        if before is not None:
+            insert(graph, "tvmify::set_rng_state", [before], 0)
         if is_list:
             values[0].setType(torch._C.ListType.ofTensors())
             values = insert(graph, "prim::ListUnpack", values, len(returned))
@@ -294,6 +303,16 @@ class _Graph:
         value.setType(torch._C.IntType.get())
         self.sizes.append(size)
         return value
+
+
+def _as_in_eager(graph: Any, value: Any, tensor: torch.Tensor) -> Any:
+    """Return a tensor whose elements lie in memory as in eager: numbers are drawn in that order."""
+    order = memory_order(tensor)
+    if order is None:
+        return value
+    (value,) = insert(graph, "aten::permute", [value, graph.insertConstant(order)])
+    (value,) = insert(graph, "aten::contiguous", [value, graph.insertConstant(0)])
+    return insert(graph, "aten::permute", [value, graph.insertConstant(inverse(order))])[0]
 
 
 def _returns_list(schema: Any) -> bool:

@@ -11,6 +11,9 @@ from torch import fx
 
 #: PyTorch's call of a custom operator that writes to its arguments, made functional.
 FUNCTIONALIZED = torch.ops.higher_order.auto_functionalized_v2
+#: PyTorch's call of an operator that draws from a given state of the random generator, and leaves
+#: the generator as it was: what a checkpoint computes again.
+REPLAYED = torch.ops.higher_order.run_with_rng_state
 #: Key of an attention node's meta: the result of a query that sees no key.
 EMPTY = "tvmify.empty"
 #: Key of an attention node's meta: the value that replaces scores that a bool mask hides.
@@ -23,8 +26,10 @@ def calls(graph: fx.Graph) -> list[fx.Node]:
 
 
 def operator(node: fx.Node) -> Any:
-    """Return the operator that a node calls; of a call made functional, the one that writes."""
-    return node.args[0] if node.target is FUNCTIONALIZED else node.target
+    """Return the operator that a node calls, also if PyTorch has wrapped it."""
+    if node.target is FUNCTIONALIZED:
+        return node.args[0]
+    return node.args[1] if node.target is REPLAYED else node.target
 
 
 def name(node: fx.Node) -> str:
@@ -59,7 +64,8 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     if node.target is FUNCTIONALIZED:  # by name, without what it writes to
         return given | {key: node.kwargs[key] for key in given.keys() & node.kwargs.keys()}
     positional = (parameter.name for parameter in parameters if not parameter.kwarg_only)
-    return given | dict(zip(positional, node.args, strict=False)) | dict(node.kwargs)
+    values = node.args[2:] if node.target is REPLAYED else node.args
+    return given | dict(zip(positional, values, strict=False)) | dict(node.kwargs)
 
 
 def count(nodes: Iterable[fx.Node]) -> dict[str, int]:
@@ -75,7 +81,9 @@ def is_mutating(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the call draws random numbers."""
+    """Whether the call changes the state of the random generator."""
+    if node.target is REPLAYED:
+        return False
     if torch.Tag.nondeterministic_seeded not in getattr(operator(node), "tags", ()):
         return False
     given = arguments(node)

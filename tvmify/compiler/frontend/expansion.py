@@ -89,6 +89,8 @@ def _argument(result: Any, before: ArgumentSpec) -> ArgumentSpec:
 
 def _stands_alone(node: fx.Node) -> bool:
     """Whether a node computes its results from those of others, and does nothing else."""
+    if node.target is operators.REPLAYED:
+        return True
     if node.op == "get_attr" or isinstance(node.target, HigherOrderOperator):
         return False
     if "unbacked_bindings" in node.meta:

@@ -258,7 +258,7 @@ class Importer(ExportedProgramImporter):
         if isinstance(expected, torch.Tensor) and is_empty(expected) and not is_complex(node):
             return self._empty(expected)
         name = operators.short_name(node)
-        if operators.is_random(node):
+        if operators.is_random(node) or node.target is operators.REPLAYED:
             return self._bridge(node)
         of_complex = name != "getitem" and is_complex(node)
         convert = (COMPLEX_CONVERTERS if of_complex else CONVERTERS).get(name)
