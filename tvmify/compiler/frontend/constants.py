@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
 
 #: Larger results are computed at run time, which is faster than loading them from the library.
 LARGEST_CONSTANT = 1 << 20  # bytes
@@ -28,7 +29,7 @@ def fold_constants(program: ExportedProgram) -> None:
     }
     for node in graph.nodes:
         if node.op == "placeholder" and node.name in names:
-            known[node] = program.constants[names[node.name]]
+            known[node] = _resolved(program.constants[names[node.name]])
         elif (
             is_pure(node)
             and all(argument in known for argument in node.all_input_nodes)
@@ -69,7 +70,13 @@ def is_pure(node: fx.Node) -> bool:
 def _evaluate(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
     arguments, keywords = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
     with torch.no_grad():
-        return node.target(*arguments, **keywords)  # type: ignore[operator]
+        result = node.target(*arguments, **keywords)  # type: ignore[operator]
+    return pytree.tree_map_only(torch.Tensor, _resolved, result)
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """Compute a conjugate or negative view: a decomposed program does not resolve it."""
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _bytes(node: fx.Node) -> int:

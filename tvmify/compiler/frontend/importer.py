@@ -240,12 +240,12 @@ class Importer(ExportedProgramImporter):
                 self.env[node] = self._constant(constant)
 
     def _constant(self, tensor: torch.Tensor) -> relax.Expr:
-        if is_empty(tensor):
-            return self._empty(tensor)
         # A copy, since the constant must not change with the caller's tensor.
         copy = tensor.detach().cpu().contiguous().clone()
         copy = torch.view_as_real(copy.resolve_conj()) if copy.dtype in PARTS else copy
         dtype = checked_dtype(copy, "a tensor constant")
+        if is_empty(copy):
+            return self._empty(copy)
         return relax.const(tvm.runtime.from_dlpack(copy), dtype)
 
     def _empty(self, tensor: torch.Tensor) -> relax.Var:

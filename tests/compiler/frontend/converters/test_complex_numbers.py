@@ -59,6 +59,23 @@ def test_views():
     check(views, torch.randn(2, 6, 8))
 
 
+def test_constants():
+    table = torch.randn(6, 4, dtype=torch.complex64)
+    check_each(
+        {
+            "parts of a conjugate": lambda x: x * table.conj().imag - table.conj().real,
+            "resolved": lambda x: x[..., None] + _real(table.conj()),
+            "a conjugate": lambda x, held=table.conj(): _real(held) * x[..., None],
+        },
+        torch.randn(6, 4),
+    )
+
+
+def test_constants_without_elements():
+    table = torch.zeros(0, 4, dtype=torch.complex64)
+    check(lambda x: (x + 1, _real(x[:0] * table)), torch.randn(6, 4))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_rotary_positions_of_any_length(dtype: torch.dtype):
     torch.manual_seed(0)
