@@ -212,6 +212,17 @@ def test_traced_modules(loaded: bool) -> None:
     assert not any("item" in target or "_convolution" in target for target in targets)
 
 
+def _by_traced_sizes(x: Tensor) -> tuple[Tensor, ...]:
+    half = x.shape[1] // 2  # a tensor while tracing
+    first = x.tensor_split(half, 1)[0]
+    return x.narrow(1, half, half) + 1, first + x[:, :1], x.repeat_interleave(half, 1) + 1
+
+
+def test_sizes_in_traced_code_are_numbers() -> None:
+    x = torch.rand(3, 4)
+    _check(torch.jit.trace(_by_traced_sizes, x), (x,), {}, "torchscript")
+
+
 class _Anonymous(nn.Module):
     def forward(self, *tensors: Tensor) -> Tensor:
         first, second = tensors

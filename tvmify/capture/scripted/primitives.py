@@ -15,7 +15,7 @@ import torch
 
 from tvmify.capture.nested import refuse_nested_tensor
 from tvmify.capture.questions import refuse_question
-from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, read_number
+from tvmify.capture.values import StateDict, StateList, code_of, dtype_of, is_literal, read_number
 from tvmify.errors import SET_ATTRIBUTE, UnsupportedOperator
 from tvmify.torch_compat.symbols import SYMBOLS, square_root
 
@@ -52,6 +52,22 @@ def _literal_tensor(
 
 def _as_tensor(elements: Any, dtype: Any = None, device: Any = None) -> Any:
     return torch.as_tensor(elements, dtype=dtype_of(dtype), device=device)
+
+
+def _with_number(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the second tensor as a number if it is one that is known, as sizes in traced code are:
+    with a tensor, the size of the result would be unknown.
+    """
+
+    def call(tensor: Any, *args: Any) -> Any:
+        known = [
+            read_number(x) if is_literal(x) and not x.dim() and x.dtype is torch.int64 else x
+            for x in args
+        ]
+        result = function(tensor, *known)
+        return list(result) if isinstance(result, tuple) else result
+
+    return call
 
 
 def _to(tensor: Any, device: Any, dtype: Any, non_blocking: bool, copy: bool) -> Any:
@@ -259,6 +275,11 @@ PRIMITIVE_OVERLOADS: dict[str, Callable[..., Any]] = {
         tensor, None, None, non_blocking, copy
     ),
     "aten::split": lambda tensor, sizes, dim: list(torch.split(tensor, sizes, dim)),
+    "aten::narrow.Tensor": _with_number(torch.narrow),
+    "aten::repeat_interleave.self_Tensor": _with_number(
+        lambda x, repeats, dim, size: torch.repeat_interleave(x, repeats, dim, output_size=size)
+    ),
+    "aten::tensor_split.tensor_indices_or_sections": _with_number(torch.tensor_split),
     "aten::_nested_tensor_from_mask": refuse_nested_tensor,
 }
 
