@@ -44,7 +44,7 @@ def assert_close_to_reference(
     kwargs = kwargs or {}
     with torch.no_grad():
         expected = module(*args, **kwargs)
-        wide = copy.deepcopy(module).double() if isinstance(module, nn.Module) else module
+        wide = copy.deepcopy(module)._apply(_widen) if isinstance(module, nn.Module) else module
         reference = wide(*_widen(args), **_widen(kwargs))
     actual_leaves, actual_structure = pytree.tree_flatten(actual)
     leaves, structure = pytree.tree_flatten(expected)
@@ -61,6 +61,8 @@ def _assert_tensor_close(got: torch.Tensor, want: torch.Tensor, exact: torch.Ten
     assert got.dtype == want.dtype
     assert got.shape == want.shape
     assert got.device == want.device
+    if want.is_complex():
+        got, want, exact = (torch.view_as_real(z.resolve_conj()) for z in (got, want, exact))
     if not want.is_floating_point():
         assert torch.equal(got, want)
         return
@@ -82,7 +84,10 @@ def _assert_tensor_close(got: torch.Tensor, want: torch.Tensor, exact: torch.Ten
 
 def _widen(tree: Any) -> Any:
     def widen(leaf: Any) -> Any:
-        is_float = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.double() if is_float else leaf
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.is_complex():
+            return leaf.to(torch.complex128)
+        return leaf.double() if leaf.is_floating_point() else leaf
 
     return pytree.tree_map(widen, tree)

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.errors import UnsupportedInput, UnsupportedObject
 from tvmify.torch_compat.declared_sizes import is_dim
+from tvmify.torch_compat.dtypes import dtype_name
 from tvmify.torch_compat.memory import has_memory
 
 #: The arguments of a call.
@@ -21,6 +22,8 @@ Kwargs: TypeAlias = dict[str, Any]
 #: Dtypes that compiled code supports; calls with others run in eager.
 SUPPORTED_DTYPES = frozenset(
     {
+        torch.complex128,
+        torch.complex64,
         torch.float64,
         torch.float32,
         torch.float16,
@@ -96,7 +99,7 @@ class TensorSpec:
 
     def text(self, device: str) -> str:
         """Describe the tensor as if it were on another device."""
-        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} {device}"
+        return f"{dtype_name(self.dtype)}{list(self.shape)} {device}"
 
     def __str__(self) -> str:
         return self.text(str(self.device))
@@ -127,7 +130,7 @@ class VaryingSpec(TensorSpec):
         """Describe the tensor as if it were on another device."""
         pairs = zip(self.shape, self.names, strict=True)
         sizes = ", ".join(str(size) if name is None else name for size, name in pairs)
-        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}] {device}"
+        return f"{dtype_name(self.dtype)}[{sizes}] {device}"
 
     def __str__(self) -> str:
         return super().__str__()
@@ -211,14 +214,14 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     Raises
     ------
     UnsupportedInput
-        The tensor is a subclass, not dense, complex, quantized, conjugated, negated, or wrapped by
+        The tensor is a subclass, not dense, quantized, conjugated, negated, or wrapped by
         functorch.
     """
     kind = _unsupported_kind(tensor)
     if kind is not None:
         raise UnsupportedInput(
             f"{name} is {kind}",
-            "Pass a plain dense tensor of a real, integer or bool dtype.",
+            "Pass a plain dense tensor.",
             argument=name,
             kind=kind,
         )

@@ -133,6 +133,7 @@ def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
         writes=imported.writes,
         outputs=imported.outputs,
         output_structure=imported.output_structure,
+        complex=imported.complex,
         needs_contiguous=imported.needs_contiguous,
         report={
             "kernels": {name: str(outcome) for name, outcome in outcomes.items()},

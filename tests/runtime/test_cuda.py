@@ -21,7 +21,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machi
 def compiled(*features: str) -> Any:
     """Return x[4, 16] + x, with code that says that it needs these."""
     library = torch.frombuffer(bytearray(programs.added().library), dtype=torch.uint8)
-    return torch.classes.tvmify.CompiledModule("", library, list(features))
+    return torch.classes.tvmify.CompiledModule("", library, list(features), [])
 
 
 @needs_no_gpu
@@ -48,7 +48,7 @@ def test_a_call_on_the_cpu_does_not_load_the_runtime_for_gpus(tmp_path: Path):
         import sys, torch, tvmify.runtime
         from pathlib import Path
         library = torch.frombuffer(bytearray(Path(sys.argv[1]).read_bytes()), dtype=torch.uint8)
-        module = torch.classes.tvmify.CompiledModule("", library, [])
+        module = torch.classes.tvmify.CompiledModule("", library, [], [])
         assert module.forward([torch.ones(4, 16)])[0].eq(2).all()
         assert "tvm_runtime_cuda" not in Path("/proc/self/maps").read_text()
     """

@@ -135,7 +135,7 @@ def test_the_place_of_a_tensor_among_all_arguments_is_found() -> None:
 @pytest.mark.parametrize("text", ["[", "{}", '{"symbols": []}'])
 def test_forged_shapes_are_refused(text: str) -> None:
     module = module_of((4, doubled(rows(2, 512, 48))))
-    code = torch.classes.tvmify.CompiledModule("", torch.zeros(1, dtype=torch.uint8), [])
+    code = torch.classes.tvmify.CompiledModule("", torch.zeros(1, dtype=torch.uint8), [], [])
     with pytest.raises(ValueError):
         module._tvmify.add("(float32[_, _])", [0], [], [], [0], 0, code, text, False)
 

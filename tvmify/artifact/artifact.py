@@ -58,6 +58,8 @@ class Artifact:
         to them or returns them.
     writes
         The computed tensors that are copied into arguments or ``state`` after ``main`` has run.
+    complex
+        Which of the tensors that ``main`` returns hold complex numbers, as pairs along a last axis.
     needs_contiguous
         Whether aliases and writes are described correctly only for contiguous arguments.
     draws
@@ -81,6 +83,7 @@ class Artifact:
     output_structure: str
     state: tuple[str, ...] = ()
     writes: tuple[Write, ...] = ()
+    complex: tuple[int, ...] = ()
     needs_contiguous: bool = False
     draws: tuple[str, ...] = ()
     shapes: Shapes | None = None
@@ -124,13 +127,14 @@ class Artifact:
 
     def description(self) -> dict[str, Any]:
         """Return every field but the library as values that JSON can hold."""
-        # Without shapes it is what versions that know none read and write.
-        left_out = {"library", "shapes"}
+        # Without shapes and complex results it is what versions that know none read and write.
+        left_out = {"library", "shapes", "complex"}
         names = (f.name for f in dataclasses.fields(self) if f.name not in left_out)
         return {name: getattr(self, name) for name in names} | {
             "outputs": [result.to_json() for result in self.outputs],
             "writes": [write.to_json() for write in self.writes],
             **({} if self.shapes is None else {"shapes": self.shapes.to_json()}),
+            **({"complex": self.complex} if self.complex else {}),
         }
 
     @classmethod
@@ -147,6 +151,7 @@ class Artifact:
             fields[name] = tuple(fields[name])
         fields["outputs"] = tuple(map(Result.from_json, fields["outputs"]))
         fields["writes"] = tuple(map(Write.from_json, fields["writes"]))
+        fields["complex"] = tuple(fields.get("complex", ()))
         if "shapes" in fields:
             fields["shapes"] = Shapes.from_json(fields["shapes"])
         verdicts = fields["verdicts"].items()

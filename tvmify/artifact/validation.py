@@ -31,7 +31,7 @@ def check(artifact: Artifact) -> None:
         )
     expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is not a bool")
     expect(isinstance(artifact.report, dict), "report is not a dict")
-    check_indices(*artifact.inputs)
+    check_indices(*artifact.inputs, *artifact.complex)
     _check_verdicts(artifact.verdicts)
     symbols = {symbol.name for symbol in artifact.shapes.symbols} if artifact.shapes else set()
     for output in artifact.outputs:

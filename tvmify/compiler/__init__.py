@@ -191,6 +191,7 @@ def _compile(
         packed=packed,
         writes=imported.writes,
         outputs=imported.outputs,
+        complex=imported.complex,
         needs_contiguous=imported.needs_contiguous,
         draws=imported.draws,
         shapes=shapes,

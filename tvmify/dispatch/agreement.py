@@ -202,6 +202,6 @@ def _is_alike(got: Any, want: Any) -> bool:
         return False
     rtol = TOLERANCE.get(want.dtype, _OTHERWISE)
     # Keep floats as they are, to save memory; abs() of the smallest integer would overflow.
-    wide = want if want.is_floating_point() else want.double()
+    wide = want if want.is_floating_point() or want.is_complex() else want.double()
     scale = wide.abs().nan_to_num(0, 0, 0).amax().item() if want.numel() else 0.0
     return torch.allclose(got, want, rtol=rtol, atol=rtol * scale, equal_nan=True)

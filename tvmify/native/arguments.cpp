@@ -52,6 +52,10 @@ const char* name_of(at::ScalarType dtype) {
       return "uint8";
     case at::kBool:
       return "bool";
+    case at::kComplexFloat:
+      return "complex64";
+    case at::kComplexDouble:
+      return "complex128";
     default:
       return c10::toString(dtype);
   }

@@ -8,6 +8,7 @@
 #include <tvm/ffi/error.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -72,8 +73,9 @@ at::Tensor shown_by(const DLTensor& output, const at::Tensor& owner) {
   return is_same_view(output, owner) ? owner : view_of(owner, output);
 }
 
-// Version of CompiledModule::State. Increase it when the meaning of a part changes.
-constexpr int64_t kModuleFormat = 1;
+// Versions of CompiledModule::State: with complex outputs, and without them, which older versions
+// read as well. Increase both when the meaning of a part changes.
+constexpr int64_t kModuleFormat = 2, kWithoutComplex = 1;
 
 // The packages that kernels link to, as in "apache-tvm==0.27.0 apache-tvm-ffi==0.1.14".
 constexpr const char* kRuntime = TVMIFY_RUNTIME;
@@ -122,11 +124,13 @@ class CompiledModule::PackedWeights {
 };
 
 CompiledModule::CompiledModule(std::string metadata, const at::Tensor& library,
-                               const std::vector<std::string>& features)
+                               const std::vector<std::string>& features,
+                               std::vector<int64_t> complex)
     : metadata_(std::move(metadata)),
       features_(c10::Join(" ", features)),
       runtime_(kRuntime),
       refusal_(missing_features(features_)),
+      complex_(std::move(complex)),
       architecture_(cuda::architecture_in(features_)),
       library_(std::make_shared<const LazyLibrary>(library, refusal_, architecture_)),
       weights_(no_weights()) {}
@@ -139,7 +143,9 @@ CompiledModule::CompiledModule(const State& state) : weights_(no_weights()) {
   metadata_ = text("metadata");
   features_ = text("features");
   runtime_ = text("runtime");
-  is_known_ = format == kModuleFormat;
+  std::istringstream complex(text("complex"));
+  complex_.assign(std::istream_iterator<int64_t>(complex), {});
+  is_known_ = format == kModuleFormat || format == kWithoutComplex;
   if (!is_known_) {
     refusal_ = c10::str("it was saved in format ", format, ", and this version of tvmify reads ",
                         kModuleFormat);
@@ -193,7 +199,8 @@ CompiledModule::State CompiledModule::state() const {
   texts.insert("features", features_);
   texts.insert("runtime", runtime_);
   texts.insert("sha1", library_->digest());
-  return {kModuleFormat, texts, library_->bytes()};
+  if (!complex_.empty()) texts.insert("complex", c10::Join(" ", complex_));
+  return {complex_.empty() ? kWithoutComplex : kModuleFormat, texts, library_->bytes()};
 }
 
 CompiledModule::CompiledModule(const CompiledModule& other)
@@ -201,6 +208,7 @@ CompiledModule::CompiledModule(const CompiledModule& other)
       features_(other.features_),
       runtime_(other.runtime_),
       refusal_(other.refusal_),
+      complex_(other.complex_),
       architecture_(other.architecture_),
       is_known_(other.is_known_),
       library_(other.library_),
@@ -300,6 +308,10 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
       } else {
         outputs.push_back(result_from_tvm(std::move(output)));
       }
+    }
+    for (const int64_t index : complex_) {
+      at::Tensor& output = outputs.at(static_cast<size_t>(index));
+      output = as_complex(std::move(output));
     }
     return outputs;
   });

@@ -24,9 +24,10 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
 
   // `metadata` is opaque text, `library` holds the bytes of the shared library, and `features` what
   // its code needs: the architecture, instruction sets by LLVM's names, and the GPU architecture:
-  // {"x86_64", "avx2", "cuda:sm_80", ...}. The library is loaded on first use.
+  // {"x86_64", "avx2", "cuda:sm_80", ...}. `complex` has the indices of the outputs whose last axis
+  // holds the parts of complex numbers. The library is loaded on first use.
   CompiledModule(std::string metadata, const at::Tensor& library,
-                 const std::vector<std::string>& features);
+                 const std::vector<std::string>& features, std::vector<int64_t> complex);
 
   // From an archive, possibly of another version.
   explicit CompiledModule(const State& state);
@@ -73,6 +74,7 @@ class __attribute__((visibility("default"))) CompiledModule : public torch::Cust
   c10::Device device_of(at::ArrayRef<at::Tensor> tensors, const PackedWeights* weights) const;
 
   std::string metadata_, features_, runtime_, refusal_;
+  std::vector<int64_t> complex_;
   std::string architecture_;  // of the GPU; empty for code that runs on the CPU
   bool is_known_ = true;      // whether this version can read its format
   std::shared_ptr<const LazyLibrary> library_;

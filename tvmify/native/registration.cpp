@@ -39,7 +39,7 @@ std::string pattern(const c10::IValue& arguments) {
 
 TORCH_LIBRARY(tvmify, library) {
   library.class_<CompiledModule>("CompiledModule")
-      .def(torch::init<std::string, const at::Tensor&, const Texts&>())
+      .def(torch::init<std::string, const at::Tensor&, const Texts&, Indices>())
       .def("pack",
            [](const Compiled& self, const Tensors& weights,
               const std::optional<c10::List<bool>>& wanted) { return self->pack(weights, wanted); },

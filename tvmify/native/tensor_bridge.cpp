@@ -3,6 +3,7 @@
 #include <ATen/DLConvertor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/DimVector.h>
@@ -59,17 +60,26 @@ Loans& loans() {
   return *loans;
 }
 
+// The number of axes that TVM sees.
+size_t axes_of(const at::Tensor& tensor) {
+  return static_cast<size_t>(tensor.dim() + (tensor.is_complex() ? 1 : 0));
+}
+
 Borrowed::Borrowed(at::Tensor owner) : owner_(std::move(owner)) {
   const c10::IntArrayRef sizes = owner_.sizes();
   data = const_cast<void*>(owner_.const_data_ptr());
   device = tvm_device(owner_.device());
-  ndim = static_cast<int>(sizes.size());
+  ndim = static_cast<int>(axes_of(owner_));
   dtype = at::getDLDataType(owner_);
   byte_offset = 0;
   shape = reinterpret_cast<int64_t*>(reinterpret_cast<char*>(this) + sizeof(Borrowed));
-  strides = shape + sizes.size();
+  strides = shape + ndim;
   std::copy(sizes.begin(), sizes.end(), shape);
-  ffi::details::FillStridesFromShape(ffi::ShapeView(shape, sizes.size()), strides);
+  if (owner_.is_complex()) {
+    dtype = {kDLFloat, static_cast<uint8_t>(dtype.bits / 2), 1};
+    shape[sizes.size()] = 2;
+  }
+  ffi::details::FillStridesFromShape(ffi::ShapeView(shape, axes_of(owner_)), strides);
   if (device.device_type != kDLCPU) loans().add(data, owner_);
 }
 
@@ -88,8 +98,7 @@ constexpr c10::DispatchKeySet kPlainOnGpu({c10::DispatchKey::CUDA, c10::Dispatch
 
 bool is_plain(const at::Tensor& tensor, c10::Device device) {
   const c10::DispatchKeySet plain = device.is_cpu() ? kPlainOnCpu : kPlainOnGpu;
-  return (tensor.key_set() | plain) == plain && !tensor.is_complex() &&
-         (device.is_cpu() || tensor.device() == device);
+  return (tensor.key_set() | plain) == plain && (device.is_cpu() || tensor.device() == device);
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
@@ -153,8 +162,7 @@ DLDevice tvm_device(c10::Device device) {
 at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
   TORCH_CHECK_TYPE(tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
                    device.is_cpu() ? "CPU" : device.str(),
-                   " tensors that are not complex, conjugate, "
-                   "negative or quantized, and got one with the dispatch keys ",
+                   " tensors that are not conjugate, negative or quantized, and got one with the dispatch keys ",
                    tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ",
                    tensor.dtype(), ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
   if (!has_memory(tensor)) {
@@ -170,7 +178,7 @@ at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
 }
 
 ffi::Tensor to_tvm(at::Tensor tensor) {
-  const auto extents = static_cast<size_t>(2 * tensor.dim());  // sizes and strides
+  const size_t extents = 2 * axes_of(tensor);  // sizes and strides
   return ffi::Tensor(ffi::make_inplace_array_object<Borrowed, int64_t>(extents, std::move(tensor)));
 }
 
@@ -190,6 +198,17 @@ at::Tensor result_from_tvm(ffi::Tensor tensor) {
     if (auto memory = reclaim(shown)) return over(shown, *std::move(memory));
   }
   return from_tvm(std::move(tensor));
+}
+
+at::Tensor as_complex(at::Tensor pairs) {
+  if (pairs.is_complex()) return pairs;
+  DLTensor shown{};
+  shown.data = const_cast<void*>(pairs.const_data_ptr());
+  shown.device = tvm_device(pairs.device());
+  shown.ndim = static_cast<int>(pairs.dim()) - 1;
+  shown.dtype = {kDLComplex, static_cast<uint8_t>(pairs.itemsize() * 16), 1};
+  shown.shape = const_cast<int64_t*>(pairs.sizes().data());
+  return in(pairs.storage(), shown);
 }
 
 void throw_through_tvm(const c10::Error& error) {
@@ -214,7 +233,8 @@ at::Tensor view_of(const at::Tensor& source, const DLTensor& tensor) {
   const auto bytes = start_of(tensor) - static_cast<const char*>(source.const_data_ptr());
   const at::ScalarType dtype = at::toScalarType(tensor.dtype);
   at::NoGradGuard no_grad;
-  const at::Tensor typed = dtype == source.scalar_type() ? source : source.view(dtype);
+  const at::Tensor parts = source.is_complex() ? at::view_as_real(source) : source;
+  const at::Tensor typed = dtype == parts.scalar_type() ? parts : parts.view(dtype);
   const auto itemsize = static_cast<int64_t>(typed.itemsize());
   return typed.as_strided(shape_of(tensor), strides_of(tensor),
                           typed.storage_offset() + bytes / itemsize);

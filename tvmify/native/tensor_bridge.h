@@ -21,12 +21,12 @@ class NoMemory : public c10::TypeError {
 };
 
 // Returns `tensor` itself if kernels can read it in place (contiguous, aligned), otherwise a copy.
-// Throws TypeError for tensors without plain bytes on the device (conjugate, negative, complex,
-// quantized, sparse, wrapped by functorch, on another device), NoMemory if the bytes are missing.
+// Throws TypeError for tensors without plain bytes on the device (conjugate, negative, quantized,
+// sparse, wrapped by functorch, on another device), NoMemory if the bytes are missing.
 at::Tensor readable(const at::Tensor& tensor, c10::Device device);
 
 // Returns a TVM tensor that shares memory with `tensor` and keeps it alive. `tensor` must be
-// `readable`.
+// `readable`. TVM has no complex numbers: they are pairs of floats along an additional last axis.
 tvm::ffi::Tensor to_tvm(at::Tensor tensor);
 
 // Returns a PyTorch tensor that shares memory with the TVM tensor and keeps it alive. Like any
@@ -36,6 +36,10 @@ at::Tensor from_tvm(tvm::ffi::Tensor tensor);
 // The same for the result of a program, whose memory TVM no longer uses: on a GPU, memory from
 // PyTorch's allocator is returned to PyTorch.
 at::Tensor result_from_tvm(tvm::ffi::Tensor tensor);
+
+// Returns pairs of floats along the last axis as complex numbers in the same memory; `pairs` must be
+// contiguous. Complex numbers are returned as they are.
+at::Tensor as_complex(at::Tensor pairs);
 
 // Convert a PyTorch error to one that can cross TVM, and back. The latter returns if the error did
 // not come from the former.

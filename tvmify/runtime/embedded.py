@@ -23,6 +23,7 @@ import torch
 import tvmify.runtime.native  # noqa: F401
 from tvmify.errors import TvmifyWarning
 from tvmify.system import forks
+from tvmify.torch_compat.dtypes import dtype_name
 from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.tracing import tracing
 
@@ -60,9 +61,7 @@ def description(facts: Mapping[str, object]) -> str:
 
 def kinds(tensors: Iterable[torch.Tensor]) -> str:
     """Return dtypes and shapes as text: ``float32[1, 3, 224, 224] int64[]``."""
-    return " ".join(
-        f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors
-    )
+    return " ".join(f"{dtype_name(tensor.dtype)}{list(tensor.shape)}" for tensor in tensors)
 
 
 def digest(data: bytes) -> str:

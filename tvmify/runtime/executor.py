@@ -59,7 +59,9 @@ def compiled_module(artifact: Artifact) -> Any:
     # A bytearray, since frombuffer warns about read-only memory.
     library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
     needed = Target.parse(artifact.target).requirements
-    return torch.classes.tvmify.CompiledModule(artifact.metadata(), library, needed)
+    return torch.classes.tvmify.CompiledModule(
+        artifact.metadata(), library, needed, list(artifact.complex)
+    )
 
 
 class Executor:

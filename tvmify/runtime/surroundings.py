@@ -14,6 +14,7 @@ from torch.utils._device import DeviceContext
 from tvmify.errors import GradientsNeeded, TrainingMode
 from tvmify.runtime.native import flatten
 from tvmify.runtime.watched import Watched
+from tvmify.torch_compat.dtypes import dtype_name
 from tvmify.torch_compat.tracing import settle
 
 _DEVICES = ("cpu", "cuda")
@@ -59,9 +60,7 @@ def is_traced_here() -> bool:
 def autocast_text() -> str:
     """Return the autocast state as text; empty if it is off."""
     casts = casts_now().items()
-    return ", ".join(
-        f"autocast {device} {str(dtype).removeprefix('torch.')}" for device, dtype in casts
-    )
+    return ", ".join(f"autocast {device} {dtype_name(dtype)}" for device, dtype in casts)
 
 
 def casts_now() -> dict[str, torch.dtype]:

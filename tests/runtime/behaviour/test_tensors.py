@@ -144,7 +144,6 @@ def test_strides_of_dimensions_of_size_one_do_not_matter():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: torch.randn(4, 16, dtype=torch.complex64),
         lambda: torch.randn(4, 16, dtype=torch.complex64).conj(),
         lambda: torch.randn(4, 16, dtype=torch.complex64).conj().imag,
         lambda: torch._neg_view(torch.randn(4, 16)),
@@ -153,7 +152,7 @@ def test_strides_of_dimensions_of_size_one_do_not_matter():
         lambda: torch.randn(4, 16, device="meta"),
         lambda: torch.quantize_per_tensor(torch.randn(4, 16), 0.1, 0, torch.qint8),
     ],
-    ids=["complex", "conjugate", "imag", "negative", "zero", "sparse", "meta", "quantized"],
+    ids=["conjugate", "imag", "negative", "zero", "sparse", "meta", "quantized"],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_tensors_whose_bytes_are_not_their_values_are_refused(make):

@@ -48,7 +48,7 @@ def compiled(artifact: Any, architecture: str) -> Any:
     library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
     needed = Target.parse(artifact.target).requirements
     features = [name for name in needed if "cuda:" not in name] + [f"cuda:{architecture}"]
-    return torch.classes.tvmify.CompiledModule("", library, features)
+    return torch.classes.tvmify.CompiledModule("", library, features, [])
 
 
 def refused(run: Any, *arguments: Any) -> str:

@@ -17,7 +17,7 @@ def main() -> None:
     """Compare its results on both with those expected; a difference ends the process."""
     program = torch.load(sys.argv[1], weights_only=True)
     needed = Target.parse(program["target"]).requirements
-    module: Any = torch.classes.tvmify.CompiledModule("", program["library"], needed)
+    module: Any = torch.classes.tvmify.CompiledModule("", program["library"], needed, [])
     assert module.refusal() == "", module.refusal()
     for index in range(2):
         module.bind(module.pack([fake.to_gpu(weight, index) for weight in program["weights"]]))
@@ -29,7 +29,7 @@ def main() -> None:
         assert fake.current_device() == 0
     del module
     gc.collect()
-    torch.classes.tvmify.CompiledModule("", program["library"], needed).load()
+    torch.classes.tvmify.CompiledModule("", program["library"], needed, []).load()
     assert fake.current_device() == 0  # nor does unloading the kernels of both change it
     sys.stdout.write("done\n")
 

@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 from tvmify.artifact.recorded_shapes import assumptions
 from tvmify.capture.scripted.fingerprint import tensor_digest
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -119,7 +120,7 @@ def _text(value: Any, texts: _Texts) -> str:
 
 def _value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+        return f"{dtype_name(value.dtype)} {list(value.shape)}"
     text = repr(value)
     if _ADDRESS.search(text):
         raise UnsupportedOperator([type(value).__qualname__], "an object inside the program")

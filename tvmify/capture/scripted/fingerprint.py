@@ -21,6 +21,7 @@ from tvmify.capture.scripted.named_tuples import demangled, field_names
 from tvmify.capture.scripted.operators import qualified_name
 from tvmify.capture.state import ModulePath, State, WeightName
 from tvmify.errors import CaptureError, UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 from tvmify.torch_compat.memory import has_memory
 
 _UNKNOWN = object()
@@ -47,7 +48,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     # not NumPy, which lacks bfloat16 and may not be installed
     count = plain.numel() * plain.element_size()
     elements = (ctypes.c_char * count).from_address(plain.data_ptr()) if count else b""
-    dtype = str(plain.dtype).removeprefix("torch.")
+    dtype = dtype_name(plain.dtype)
     shape = ", ".join(map(str, plain.shape))
     return f"tensor({dtype}, [{shape}], sha256 {hashlib.sha256(elements).hexdigest()})"
 

@@ -5,7 +5,7 @@ without a copy; results come from PyTorch's allocator. Sizes that vary are passe
 tensors, as one shape: those that are arguments of the operator, then those of its results, which
 are checked.
 
-TVM has no complex numbers: between such calls they are real tensors with an additional axis of size
+TVM has no complex numbers: in compiled code they are real tensors with an additional axis of size
 two.
 """
 
@@ -26,6 +26,7 @@ from tvmify.compiler.aten import operators
 from tvmify.compiler.aten.functionalized import Written, can_functionalize
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.sizes import Size, is_static
+from tvmify.torch_compat.dtypes import dtype_name
 from tvmify.torch_compat.layouts import inverse, memory_order
 
 #: Complex dtypes and the dtypes of their parts.
@@ -70,7 +71,7 @@ def can_bridge(node: fx.Node, dtypes: frozenset[str]) -> bool:
     return bool(results) and all(
         isinstance(tensor, torch.Tensor)
         and tensor.layout is torch.strided
-        and (tensor.dtype in PARTS or str(tensor.dtype).removeprefix("torch.") in dtypes)
+        and (tensor.dtype in PARTS or dtype_name(tensor.dtype) in dtypes)
         for tensor in results + [n.meta["val"] for n in _tensor_nodes(node)]
     )
 
@@ -117,7 +118,7 @@ def bridge(
     arguments = [env[_source(n)] for n in nodes] + ([] if after is None else [after])
     results = _leaves(node.meta["val"])
     used = _used(node, len(results))
-    shapes = {i: _shape_and_dtype(results[i], sizes) for i in used}
+    shapes = {i: shape_and_dtype(results[i], sizes) for i in used}
     graph = _Graph(node, nodes, len(arguments), shapes, sizes)
     types = [relax.TensorType(*shape) for shape in shapes.values()]
     ty = types[0] if len(types) == 1 else relax.TupleType(types)
@@ -163,11 +164,12 @@ def _source(tensor: fx.Node) -> fx.Node:
     return source
 
 
-def _shape_and_dtype(tensor: torch.Tensor, sizes: Sizes) -> tuple[list[Size], str]:
+def shape_and_dtype(tensor: torch.Tensor, sizes: Sizes) -> tuple[list[Size], str]:
+    """Return how compiled code holds a tensor: complex numbers are pairs along a last axis."""
     shape = list(sizes(tensor))
     if tensor.dtype in PARTS:
-        return [*shape, 2], str(PARTS[tensor.dtype]).removeprefix("torch.")
-    return shape, str(tensor.dtype).removeprefix("torch.")
+        return [*shape, 2], dtype_name(PARTS[tensor.dtype])
+    return shape, dtype_name(tensor.dtype)
 
 
 # ------------------------------------------------------------------------- TorchScript's notation

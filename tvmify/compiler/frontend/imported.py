@@ -22,7 +22,7 @@ class Imported:
         Index, among the flattened arguments of the call, of each tensor that ``main`` takes.
     weights
         Dotted name of each parameter or buffer that ``main`` takes last.
-    state, writes, outputs, needs_contiguous
+    state, writes, outputs, complex, needs_contiguous
         See `tvmify.artifact.artifact.Artifact`.
     output_structure
         The pytree of the result as text.
@@ -40,6 +40,7 @@ class Imported:
     weights: tuple[str, ...]
     writes: tuple[Write, ...]
     outputs: tuple[Result, ...]
+    complex: tuple[int, ...]
     needs_contiguous: bool
     output_structure: str
     operators: dict[str, int]

@@ -23,11 +23,11 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 from tvmify.artifact.recorded_shapes import equal_sizes, symbol_names
 from tvmify.artifact.structure import structure_text
 from tvmify.compiler.aten import operators
-from tvmify.compiler.aten.bridge import PARTS, bridge, can_bridge, is_complex
+from tvmify.compiler.aten.bridge import PARTS, bridge, can_bridge, is_complex, shape_and_dtype
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import COMPLEX_CONVERTERS, CONVERTERS, STOCK
 from tvmify.compiler.frontend.decompositions import Decomposed
-from tvmify.compiler.frontend.dtypes import DTYPES, checked_dtype, dtype_name
+from tvmify.compiler.frontend.dtypes import DTYPES, checked_dtype
 from tvmify.compiler.frontend.empties import is_empty, refuse_what_raises
 from tvmify.compiler.frontend.formulas import Formulas
 from tvmify.compiler.frontend.imported import Imported
@@ -40,6 +40,7 @@ from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,6 +142,10 @@ class Importer(ExportedProgramImporter):
         """Return the shape of one of the results of a node."""
         return tuple(map(self.symbols.size, tensor.shape))
 
+    def held_sizes(self, tensor: torch.Tensor) -> list[Any]:
+        """Return the shape of the Relax value of a result: complex numbers have an axis more."""
+        return shape_and_dtype(tensor, self.sizes)[0]
+
     def tensor(self, value: Any, dtype: torch.dtype | None = None) -> relax.Expr:
         """Return a node, or a number, as a Relax tensor, cast to `dtype` if that is given."""
         if not isinstance(value, fx.Node):
@@ -202,6 +207,7 @@ class Importer(ExportedProgramImporter):
             weights=tuple(weights),
             writes=outputs.writes,
             outputs=outputs.results,
+            complex=outputs.complex,
             needs_contiguous=self.shared.depends_on_strides,
             output_structure=structure_text(self.program.call_spec.out_spec),
             operators=operators.count(self.program.graph.nodes),
@@ -218,8 +224,9 @@ class Importer(ExportedProgramImporter):
         weights: dict[str, relax.Var] = {}
         for parameter in parameters(self.program, self.state, copied, self._symbols_of):
             node = parameter.node
-            dtype = checked_dtype(node.meta["val"], node.name)
-            var = relax.Var(node.name, relax.TensorType(list(self.shape(node)), dtype))
+            checked_dtype(node.meta["val"], node.name)
+            held = shape_and_dtype(node.meta["val"], self.sizes)
+            var = relax.Var(node.name, relax.TensorType(*held))
             self.env[node] = var
             if parameter.leaf is not None:
                 inputs[parameter.leaf] = var
@@ -250,12 +257,12 @@ class Importer(ExportedProgramImporter):
 
     def _empty(self, tensor: torch.Tensor) -> relax.Var:
         # Computed, since TVM can store but not load a constant without elements.
-        return self.emit(relax.op.zeros(list(self.sizes(tensor)), dtype_name(tensor.dtype)))
+        return self.emit(relax.op.zeros(*shape_and_dtype(tensor, self.sizes)))
 
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         refuse_what_raises(node, self.sizes)
-        if isinstance(expected, torch.Tensor) and is_empty(expected) and not is_complex(node):
+        if isinstance(expected, torch.Tensor) and is_empty(expected):
             return self._empty(expected)
         name = operators.short_name(node)
         if operators.is_random(node) or node.target is operators.REPLAYED:

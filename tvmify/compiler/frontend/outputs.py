@@ -45,6 +45,8 @@ class Outputs:
         Which tensor of ``main`` is written to which argument or state.
     tensors
         Those of ``main``, in order.
+    complex
+        Which of them are pairs of the parts of complex numbers.
 
     Raises
     ------
@@ -57,11 +59,13 @@ class Outputs:
         self._returned = importer.returned()
         self._of_results: dict[int, Computed] = {}
         self._of_nodes: dict[fx.Node, Computed] = {}
+        self._complex: list[int] = []
         self.tensors: list[relax.Expr] = []
         self.results = tuple(map(self._result, range(len(self._returned))))
         self.writes = tuple(
             Write(self._base(base), self._written(node)) for base, node in importer.written.items()
         )
+        self.complex = tuple(self._complex)
         if not self.tensors:
             raise NothingToCompute(
                 "the program computes no tensors: it only returns arguments or constants",
@@ -91,21 +95,24 @@ class Outputs:
         if index in self._of_results:
             return self._of_results[index]
         node: Any = self._returned[index][1]
-        checked_dtype(node.meta["val"], node.name)  # refuses complex ones
+        checked_dtype(node.meta["val"], node.name)
         value, order = self._importer.env[node], self._importer.shared.orders.get(index)
         if order is not None and order != tuple(range(len(order))):
-            value = self._importer.emit(relax.op.permute_dims(value, order))
-        tensor = self._of_results[index] = self._add(value)
+            parts = range(len(order), len(value.ty.shape))  # of complex numbers
+            value = self._importer.emit(relax.op.permute_dims(value, [*order, *parts]))
+        tensor = self._of_results[index] = self._add(node, value)
         if order is None:
             self._of_nodes.setdefault(node, tensor)
         return tensor
 
     def _written(self, node: fx.Node) -> Computed:
         if node not in self._of_nodes:
-            self._of_nodes[node] = self._add(self._importer.env[node])
+            self._of_nodes[node] = self._add(node, self._importer.env[node])
         return self._of_nodes[node]
 
-    def _add(self, value: relax.Expr) -> Computed:
+    def _add(self, node: fx.Node, value: relax.Expr) -> Computed:
+        if node.meta["val"].is_complex():
+            self._complex.append(len(self.tensors))
         self.tensors.append(value)
         return Computed(len(self.tensors) - 1)
 

@@ -17,6 +17,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact.structure import structure_text
+from tvmify.torch_compat.dtypes import dtype_name
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
 from tvmify.torch_compat.tracing import fake_modes
@@ -152,7 +153,7 @@ def output_structure(program: ExportedProgram) -> dict[str, str]:
 def modes() -> dict[str, Any]:
     """Return torch's modes that affect the compiler."""
     return {
-        "default dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "default dtype": dtype_name(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),

@@ -10,6 +10,7 @@ import torch
 
 from tvmify.dispatch.recording.trees import dtype_of
 from tvmify.runtime import casting, casts_now
+from tvmify.torch_compat.dtypes import dtype_name
 
 
 def modes_now() -> dict[str, Any]:
@@ -17,10 +18,8 @@ def modes_now() -> dict[str, Any]:
     grad = "inference" if torch.is_inference_mode_enabled() else "no_grad"
     return {
         "grad": "grad" if torch.is_grad_enabled() else grad,
-        "autocast": {
-            device: str(dtype).removeprefix("torch.") for device, dtype in casts_now().items()
-        },
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "autocast": {device: dtype_name(dtype) for device, dtype in casts_now().items()},
+        "default_dtype": dtype_name(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "matmul_precision": torch.get_float32_matmul_precision(),

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from tvmify.artifact.structure import structure_of, structure_text
 from tvmify.errors import NotCompiled, WarmUpError
 from tvmify.signature import check_tensor
+from tvmify.torch_compat.dtypes import dtype_name
 
 
 def tree_of(value: Any) -> Any:
@@ -60,7 +61,7 @@ def _tensor_tree(tensor: torch.Tensor) -> dict[str, Any]:
         raise WarmUpError(error.reason) from error
     tree: dict[str, Any] = {
         "tensor": list(tensor.shape),
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tensor.dtype),
         "device": str(tensor.device),
     }
     if not tensor.is_contiguous():

@@ -14,9 +14,10 @@ from tvm import relax, te, tirx
 from tvmify.compiler.aten.operators import base_name
 from tvmify.compiler.frontend.converters.promotion import promoted, wrapped
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
-from tvmify.compiler.frontend.dtypes import DTYPES, dtype_name
+from tvmify.compiler.frontend.dtypes import DTYPES
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer

@@ -14,9 +14,9 @@ from tvm import relax, te, tirx
 from tvmify.compiler.aten.bridge import PARTS
 from tvmify.compiler.aten.operators import base_name
 from tvmify.compiler.frontend.converters.registry import converts_complex
-from tvmify.compiler.frontend.dtypes import dtype_name
 from tvmify.compiler.kernels.elementwise.scalar import broadcast_element
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -41,6 +41,10 @@ def _conjugate(x: Pair) -> Pair:
     return x[0], -x[1]
 
 
+def _negate(x: Pair) -> Pair:
+    return -x[0], -x[1]
+
+
 def _join(real: Pair, imaginary: Pair) -> Pair:
     return real[0], imaginary[0]
 
@@ -51,21 +55,25 @@ ELEMENTWISE: dict[str, Callable[..., Pair]] = {
     "complex": _join,
     "conj_physical": _conjugate,
     "mul": _multiply,
+    "neg": _negate,
     "sub": _subtract,
 }
 
 
-@converts_complex("_conj.default", "conj_physical.default", "complex.default")
-@converts_complex("add.Tensor", "mul.Tensor", "sub.Tensor")
+@converts_complex("_conj.default", "conj_physical.default", "complex.default", "neg.default")
+@converts_complex(
+    "add.Tensor", "mul.Tensor", "sub.Tensor", "add.Scalar", "mul.Scalar", "sub.Scalar"
+)
 def elementwise(importer: Importer, node: fx.Node) -> relax.Expr:
     """Compute both parts of each element from those of the operands, which are broadcast. The parts
     of a row are one axis here, so that they fill vectors.
     """
-    if node.kwargs:
+    if node.kwargs or node.args[2:] not in ((), (1,)):
         raise UnsupportedOperator([str(node.target)], "it has an option")
+    operands = node.args[:2]
     dtype = _part_dtype(node)
     function, shape = ELEMENTWISE[base_name(node)], importer.shape(node)
-    nodes = [value for value in node.args if isinstance(value, fx.Node)]
+    nodes = list(dict.fromkeys(value for value in operands if isinstance(value, fx.Node)))
 
     def computed(*tensors: te.Tensor) -> te.Tensor:
         known = dict(zip(nodes, tensors, strict=True))
@@ -84,7 +92,7 @@ def elementwise(importer: Importer, node: fx.Node) -> relax.Expr:
                     broadcast_element(known[value], [*at, i], [*shape, 2]) for i in range(2)
                 )
 
-            return tirx.Select(part == 0, *function(*map(pair, node.args)))
+            return tirx.Select(part == 0, *function(*map(pair, operands)))
 
         row = shape[-1] * 2 if shape else 2
         return te.compute([*shape[:-1], row], element, name=base_name(node))
@@ -99,25 +107,6 @@ def elementwise(importer: Importer, node: fx.Node) -> relax.Expr:
 def same(importer: Importer, node: fx.Node) -> relax.Expr:
     _part_dtype(node)
     return importer.tensor(node.args[0])
-
-
-@converts_complex("view.default", "reshape.default", "unsqueeze.default", "squeeze.dim")
-@converts_complex("squeeze.default", "squeeze.dims")
-def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
-    return relax.op.reshape(importer.tensor(node.args[0]), [*importer.shape(node), 2])
-
-
-@converts_complex("expand.default")
-def expand(importer: Importer, node: fx.Node) -> relax.Expr:
-    shape = [*importer.shape(node), 2]
-    return relax.op.broadcast_to(importer.tensor(node.args[0]), shape)
-
-
-@converts_complex("permute.default")
-def permute(importer: Importer, node: fx.Node) -> relax.Expr:
-    rank = len(importer.shape(node))
-    axes = [int(axis) % rank for axis in node.args[1]]  # type: ignore[union-attr]
-    return relax.op.permute_dims(importer.tensor(node.args[0]), [*axes, rank])
 
 
 def _part_dtype(node: fx.Node) -> str:

@@ -286,7 +286,7 @@ def _write_rows(
     return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=in_place)
 
 
-@converts("select_scatter.default", "slice_scatter.default")
+@converts("select_scatter.default", "slice_scatter.default", with_complex=True)
 def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     source, values = node.args[:2]
     shape, dtype = importer.shape(source), node.meta["val"].dtype
@@ -307,7 +307,7 @@ def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
             place = tirx.floordiv(offset, step)
             return tirx.if_then_else(inside, new(*i[:axis], place, *i[axis + 1 :]), old(*i))
 
-        return te.compute(shape, element, name="scatter_slice")
+        return te.compute(old.shape, element, name="scatter_slice")
 
     return importer.emit_te(slice_written, x, part)
 

@@ -18,6 +18,7 @@ from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.sizes import Size, as_number, bounds, product, same, sizes_of
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -315,5 +316,5 @@ def _scale(
 ) -> relax.Expr:
     if weight is not None:
         return importer.tensor(weight, dtype)
-    fill = relax.const(default, str(dtype).removeprefix("torch."))
+    fill = relax.const(default, dtype_name(dtype))
     return importer.emit(relax.op.full(relax.ShapeExpr(shape), fill))

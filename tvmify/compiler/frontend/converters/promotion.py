@@ -12,7 +12,7 @@ from torch._prims_common import elementwise_dtypes
 from tvm import relax
 from tvm.ir import Expr
 
-from tvmify.compiler.frontend.dtypes import dtype_name
+from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer

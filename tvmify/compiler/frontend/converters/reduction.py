@@ -18,6 +18,7 @@ from tvmify.compiler.kernels.reduction import cumulative
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.sizes import bounds, hint, product, sizes_of
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -135,9 +136,9 @@ def variance(importer: Importer, node: fx.Node) -> Any:
     squares = relax.op.sum(relax.op.multiply(deviation, deviation), axes, keep)
     result = relax.op.divide(squares, number)
     mean = importer.emit(relax.op.add(first, mean))
-    if dtype_of(x) != str(dtype).removeprefix("torch."):
+    if dtype_of(x) != dtype_name(dtype):
         result, mean = (
-            importer.emit(relax.op.astype(importer.emit(value), str(dtype).removeprefix("torch.")))
+            importer.emit(relax.op.astype(importer.emit(value), dtype_name(dtype)))
             for value in (result, mean)
         )
     if not with_mean:

@@ -26,9 +26,21 @@ CONVERTERS: dict[str, Converter] = {}
 COMPLEX_CONVERTERS: dict[str, Converter] = {}
 
 
-def converts(*operators: str) -> Callable[[Converter], Converter]:
-    """Register a function as the converter of one or more ATen overloads."""
-    return _register(CONVERTERS, operators)
+def converts(*operators: str, with_complex: bool = False) -> Callable[[Converter], Converter]:
+    """Register a function as the converter of one or more ATen overloads.
+
+    Parameters
+    ----------
+    with_complex
+        Whether it also converts calls that take or return complex numbers.
+    """
+
+    def register(function: Converter) -> Converter:
+        if with_complex:
+            _register(COMPLEX_CONVERTERS, operators)(function)
+        return _register(CONVERTERS, operators)(function)
+
+    return register
 
 
 def converts_complex(*operators: str) -> Callable[[Converter], Converter]:

@@ -11,8 +11,7 @@ from tvm import relax, te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler.aten.operators import arguments, base_name
-from tvmify.compiler.frontend.converters.registry import converts, converts_complex, dtype_of
-from tvmify.compiler.frontend.dtypes import dtype_name
+from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.sizes import (
     bounds,
     ceil_div,
@@ -22,6 +21,7 @@ from tvmify.compiler.sizes import (
     same_shape,
 )
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -33,7 +33,7 @@ def getitem(importer: Importer, node: fx.Node) -> Any:
     return operator.getitem(importer.env[source], index)  # type: ignore[index]
 
 
-@converts("cat.default")
+@converts("cat.default", with_complex=True)
 def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype = node.meta["val"].dtype
     axis = int(importer.argument(node, 1, "dim", 0)) % len(importer.shape(node))
@@ -45,7 +45,8 @@ def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     lengths = [importer.shape(part)[axis] for part in parts]
     if is_static(*lengths):
         return relax.op.concat(tensors, axis)
-    return _symbolic_concatenation(importer, tensors, axis, lengths, importer.shape(node))
+    out = importer.held_sizes(node.meta["val"])
+    return _symbolic_concatenation(importer, tensors, axis, lengths, out)
 
 
 def _symbolic_concatenation(
@@ -53,7 +54,7 @@ def _symbolic_concatenation(
     tensors: list[relax.Expr],
     axis: int,
     lengths: list[Any],
-    out: tuple[Any, ...],
+    out: list[Any],
 ) -> relax.Expr:
     """Concatenate along an axis of symbolic size. TVM's own operator adds the sizes in another
     order than elsewhere, and then considers the two shapes different.
@@ -76,18 +77,22 @@ def _symbolic_concatenation(
     return importer.emit_te(joined, ends, *tensors, primfunc_name_hint="concatenate")
 
 
-@converts("permute.default")
+@converts("permute.default", with_complex=True)
 def permute(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axes = node.args
     rank = len(importer.shape(source))
     axes = [int(axis) % rank for axis in axes]  # type: ignore[union-attr]
     x = importer.tensor(source)
-    return x if axes == list(range(rank)) else relax.op.permute_dims(x, axes)
+    if axes == list(range(rank)):
+        return x
+    parts = range(rank, len(x.ty.shape))  # of complex numbers
+    return relax.op.permute_dims(x, [*axes, *parts])
 
 
-@converts("expand.default")
+@converts("expand.default", with_complex=True)
 def expand(importer: Importer, node: fx.Node) -> relax.Expr:
-    return relax.op.broadcast_to(importer.tensor(node.args[0]), list(importer.shape(node)))
+    shape = importer.held_sizes(node.meta["val"])
+    return relax.op.broadcast_to(importer.tensor(node.args[0]), shape)
 
 
 @converts(
@@ -98,11 +103,12 @@ def expand(importer: Importer, node: fx.Node) -> relax.Expr:
     "squeeze.default",
     "squeeze.dim",
     "squeeze.dims",
+    with_complex=True,
 )
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     """All operators that keep the order of elements, given by the shape of the result."""
-    x, shape = importer.tensor(node.args[0]), list(importer.shape(node))
-    if same_shape(shape, importer.shape(node.args[0])):
+    x, shape = importer.tensor(node.args[0]), importer.held_sizes(node.meta["val"])
+    if same_shape(shape, x.ty.shape.values):
         return x  # a reshape would stop the layout of convolutions from propagating
     if 0 in shape:  # to Relax, a zero means "keep this extent"
         return relax.op.zeros(shape, dtype_of(x))
@@ -178,8 +184,7 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(padded, importer.tensor(node.args[0]), before)
 
 
-@converts("select.int", "slice.Tensor")
-@converts_complex("select.int", "slice.Tensor")
+@converts("select.int", "slice.Tensor", with_complex=True)
 def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
     axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
@@ -193,8 +198,9 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
     start, end, step = bounds
     if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
-        parts = x.ty.shape.values[len(shape) :]  # of complex numbers
-        return _symbolic_slice(importer, x, axis, start, step, (*importer.shape(node), *parts))
+        return _symbolic_slice(
+            importer, x, axis, start, step, importer.held_sizes(node.meta["val"])
+        )
     start, end, step = slice(start, end, step).indices(shape[axis])
     if (start, end, step) == (0, shape[axis], 1):
         return x
@@ -202,7 +208,7 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
 
 
 def _symbolic_slice(
-    importer: Importer, x: relax.Expr, axis: int, start: Any, step: Any, out: tuple[Any, ...]
+    importer: Importer, x: relax.Expr, axis: int, start: Any, step: Any, out: list[Any]
 ) -> relax.Expr:
     """Return a slice with a symbolic size, or of a tensor with one."""
     step = 1 if step is None else step
@@ -244,7 +250,9 @@ def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -
     return importer.emit_te(selected, importer.tensor(node.args[0]))
 
 
-@converts("split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default")
+@converts(
+    "split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default", with_complex=True
+)
 def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
     unbind = "unbind" in str(node.target)
@@ -255,17 +263,17 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
         if is_static(shape[axis], start, size):
             part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
         else:
-            part = _symbolic_slice(importer, x, axis, start, 1, importer.sizes(value))
+            part = _symbolic_slice(importer, x, axis, start, 1, importer.held_sizes(value))
         parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
         start += size
     return tuple(parts)
 
 
-@converts("copy.default")
+@converts("copy.default", with_complex=True)
 def copy(importer: Importer, node: fx.Node) -> relax.Expr:
     """The second argument, broadcast and cast to the first."""
     values = importer.tensor(node.args[1], node.meta["val"].dtype)
-    return relax.op.broadcast_to(values, list(importer.shape(node)))
+    return relax.op.broadcast_to(values, importer.held_sizes(node.meta["val"]))
 
 
 @converts("diagonal.default")
