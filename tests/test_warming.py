@@ -295,6 +295,12 @@ def test_invalid_subject(models: Path, subject: str, message: str) -> None:
         Subjects(subject)
 
 
+def test_a_module_that_cannot_be_imported_is_named(models: Path) -> None:
+    (models / "fails.py").write_text("1 / 0")
+    with pytest.raises(WarmUpError, match=r"'fails:Net' cannot be imported: ZeroDivisionError"):
+        Subjects("fails:Net")
+
+
 def test_subject_must_be_a_name() -> None:
     with pytest.raises(tvmify.OptionError, match="subject is a ReLU: name something"):
         tvmify.warm_cache(torch.nn.ReLU(), [(3,)])  # type: ignore[arg-type]

@@ -101,6 +101,9 @@ def _named(name: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise WarmUpError(f"{name!r} cannot be imported: {error}") from error
+    except Exception as error:  # of any kind: user code
+        raised = f"{type(error).__name__}: {error}"
+        raise WarmUpError(f"{name!r} cannot be imported: {raised}") from error
     return found
 
 
