@@ -88,3 +88,17 @@ def test_symbols_of_one_name_become_one_variable():
 
 def _symbols(kernel: tirx.PrimFunc) -> set[tirx.Var]:
     return {v for v in symbols_in(kernel) if v.name in ("n", "m")}
+
+
+@pytest.mark.parametrize("group", [6, 12, 24, 32])
+def test_rows_of_groups_are_the_rows_of_a_product(group: int) -> None:
+    def described(builder: relax.BlockBuilder, x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        count = x.ty.shape[0] * group
+        product = builder.emit(relax.op.matmul(builder.emit(relax.op.reshape(x, [count, 16])), w))
+        return relax.op.add(product, relax.const(1.0))
+
+    program = symbolic.build(described, [(("s", group, 16), "float32"), ((16, 16), "float32")])
+    assert "matmul" in program.rules
+    for size in (1, 2, 5):
+        x, w = random(size, group, 16, seed=0), random(16, 16, seed=1)
+        symbolic.check(program, lambda x, w: x.reshape(-1, 16) @ w + 1, [x, w], [], tolerance=1e-5)

@@ -73,11 +73,11 @@ class Bindings:
             return part if found is None else found
 
         def renamed(part: tirx.Var) -> Expr:
-            return self.variables.get(part, part)
+            return self.variables[part] if part in self.variables else replaced(part)
 
         if self.compound:
             node = tvm_ffi.structural_map(node, [(_COMPOUND, replaced)], order="pre")
-        return tvm_ffi.structural_map(node, [(tirx.Var, renamed)]) if self.variables else node
+        return tvm_ffi.structural_map(node, [(tirx.Var, renamed)])
 
     def _is_linear(self, size: Expr) -> bool:
         """Whether a size is a multiple of one that has a symbol, and a number.
@@ -264,7 +264,7 @@ def _with_numbers(function: tirx.PrimFunc, numbers: list[tirx.Var], place: int) 
 def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
     """Return an expression with a symbol in place of a size.
 
-    None if it is not that size, a multiple of it, or a sum of it and a number.
+    None if it is not that size, a multiple or a part of it, or a sum of it and a number.
     """
     is_sum = isinstance(part, (tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv))
     if is_sum and not isinstance(size, tirx.Var):
@@ -281,9 +281,13 @@ def _in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | None:
         if place is None:
             return None
         del rest[place]
-    if number % own_number:
+    if 0 < number < own_number and own_number % number == 0:
+        # As `ceil_div` spells it: TVM writes `s0 * 2` for tiles of 6 of `s0 * 12` rows.
+        result = (symbol - 1) // (own_number // number) + 1
+    elif number % own_number == 0:
+        result = symbol if number == own_number else symbol * (number // own_number)
+    else:
         return None
-    result: Expr = symbol if number == own_number else symbol * (number // own_number)
     for factor in rest:
         result = result * factor
     return result
