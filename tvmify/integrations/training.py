@@ -116,6 +116,7 @@ def _keep_layouts(graph: fx.Graph) -> None:
         order = memory_order(value) if isinstance(value, torch.Tensor) else None
         if order is None:
             continue
+        readers = [user for user in place.users if user.op != "output"]
         with graph.inserting_after(place):
             permuted = graph.call_function(torch.ops.aten.permute.default, (place, order))
         with graph.inserting_after(permuted):
@@ -124,7 +125,8 @@ def _keep_layouts(graph: fx.Graph) -> None:
             restored = graph.call_function(
                 torch.ops.aten.permute.default, (laid_out, inverse(order))
             )
-        place.replace_all_uses_with(restored, lambda user, permuted=permuted: user is not permuted)
+        for user in readers:
+            user.replace_input_with(place, restored)
 
 
 def _draws(node: fx.Node) -> bool:
