@@ -6,7 +6,7 @@ from typing import Any, final
 import torch
 
 from tvmify.artifact.results import Result
-from tvmify.artifact.writes import Write
+from tvmify.artifact.writes import Writable, Write
 
 def flatten(
     args: tuple[Any, ...], kwargs: dict[str, Any], /
@@ -99,10 +99,13 @@ class Call:
         results: Sequence[Result],
         rebuild: Callable[[list[Any]], Any] | None,
         writes: Sequence[Write] = ...,
-        needs_contiguous: bool = ...,
+        needs_contiguous: bool | Sequence[Writable] = ...,
         shapes: str | None = ...,
     ) -> Call:
-        """Take what `tvmify.artifact.Artifact` has; ``shapes`` as text, for views that vary."""
+        """Take what `tvmify.artifact.Artifact` has; ``shapes`` as text, for views that vary.
+
+        If ``needs_contiguous`` is true, all arguments have to be contiguous.
+        """
     def __call__(self, leaves: tuple[Any, ...], /) -> Any:
         """Return the result, or ``NotImplemented`` if the call is for eager: nothing was done."""
     def bind(self, state: list[torch.Tensor], weights: list[torch.Tensor], /) -> None:

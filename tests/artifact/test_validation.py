@@ -59,6 +59,8 @@ def test_shapes_are_read_and_left_out_where_there_are_none() -> None:
         {"packed": [None]},
         {"state": [["counter"]]},
         {"needs_contiguous": 1},
+        {"needs_contiguous": [["computed", 0]]},
+        {"needs_contiguous": [["state", 9]]},
         {"report": []},
         {"draws": [1]},
         {"verdicts": [1]},

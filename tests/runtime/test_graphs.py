@@ -393,7 +393,9 @@ def test_graph_eligibility():
     assert obstacle(of()) == ""
     assert obstacle(of(target=programs.added().target)) == "it runs on the CPU"
     assert "writes" in obstacle(of(writes=(Write(Argument(0), Computed(0)),)))
-    assert "share memory" in obstacle(of(needs_contiguous=True))
+    assert "share memory" in obstacle(of(needs_contiguous=(Argument(0),)))
+    view = View(Computed(0), Geometry((2,), (1,), 0))
+    assert "share memory" in obstacle(of(outputs=(Computed(0), view)))
     assert "takes no tensors" in obstacle(of(inputs=()))
     draws = ("aten.rand_like.default",)
     assert "random numbers (aten.rand_like.default)" in obstacle(of(draws=draws))

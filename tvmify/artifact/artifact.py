@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from tvmify.artifact import validation
 from tvmify.artifact.results import Result, StateTensor
 from tvmify.artifact.shapes import Shapes
-from tvmify.artifact.writes import Write
+from tvmify.artifact.writes import Writable, Write
 
 #: Increment when the meaning of a field or the calling convention of the library changes.
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 #: The function of the runtime by which a compiled program calls PyTorch's operators.
 CALL_OF_TORCH = "tvmify.aten"
@@ -61,7 +61,8 @@ class Artifact:
     complex
         Which of the tensors that ``main`` returns hold complex numbers, as pairs along a last axis.
     needs_contiguous
-        Whether aliases and writes are described correctly only for contiguous arguments.
+        Arguments and tensors of ``state`` for which it computes, shares and writes what eager
+        PyTorch does only if they are contiguous.
     draws
         The qualified names of its operators that draw random numbers.
     shapes
@@ -84,7 +85,7 @@ class Artifact:
     state: tuple[str, ...] = ()
     writes: tuple[Write, ...] = ()
     complex: tuple[int, ...] = ()
-    needs_contiguous: bool = False
+    needs_contiguous: tuple[Writable, ...] = ()
     draws: tuple[str, ...] = ()
     shapes: Shapes | None = None
     verdicts: dict[str, Seconds] = field(default_factory=dict)
@@ -99,10 +100,15 @@ class Artifact:
 
     @property
     def strides_matter(self) -> bool:
+        """Whether it does not serve some arguments that are not contiguous."""
+        return bool(self.needs_contiguous) or self.draws_in_order
+
+    @property
+    def draws_in_order(self) -> bool:
         """Whether it serves contiguous arguments only: PyTorch draws in the order of memory, so
         that strides decide which element gets which number.
         """
-        return self.needs_contiguous or bool(self.draws)
+        return bool(self.draws)
 
     def written_names(self) -> str:
         """Return what a call writes to, for messages; empty if it only computes."""
@@ -122,7 +128,8 @@ class Artifact:
         if self.writes:
             return f"forward writes to {self.written_names()}"
         if self.state:
-            return f"forward returns {', '.join(map(repr, self.state))}, or a view of it"
+            names = ", ".join(map(repr, self.state))
+            return f"forward returns {names}, or a view of it, or depends on its strides"
         return ""
 
     def description(self) -> dict[str, Any]:
@@ -133,6 +140,7 @@ class Artifact:
         return {name: getattr(self, name) for name in names} | {
             "outputs": [result.to_json() for result in self.outputs],
             "writes": [write.to_json() for write in self.writes],
+            "needs_contiguous": [tensor.to_json() for tensor in self.needs_contiguous],
             **({} if self.shapes is None else {"shapes": self.shapes.to_json()}),
             **({"complex": self.complex} if self.complex else {}),
         }
@@ -152,6 +160,7 @@ class Artifact:
         fields["outputs"] = tuple(map(Result.from_json, fields["outputs"]))
         fields["writes"] = tuple(map(Write.from_json, fields["writes"]))
         fields["complex"] = tuple(fields.get("complex", ()))
+        fields["needs_contiguous"] = tuple(map(Result.from_json, fields["needs_contiguous"]))
         if "shapes" in fields:
             fields["shapes"] = Shapes.from_json(fields["shapes"])
         verdicts = fields["verdicts"].items()

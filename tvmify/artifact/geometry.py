@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 _TOO_MANY = 1 << 62
 
 
+#: The most axes that PyTorch's views have.
+MOST_AXES = 64
+
+
+def base_stride(axis: int) -> str:
+    """Return the symbol for a stride of the tensor that a view is of."""
+    return f"t{axis}"
+
+
+_STRIDES = frozenset(map(base_stride, range(MOST_AXES)))
+
+
 class Strided(NamedTuple):
     """A `Geometry` without symbols."""
 
@@ -27,7 +39,8 @@ class Strided(NamedTuple):
 class Geometry:
     """Sizes, strides and offset of a view, in elements from the first one of its base.
 
-    Each is a number, or a size over the symbols of ``Artifact.shapes``.
+    Each is a number, or a size over the symbols of ``Artifact.shapes``. Strides and offset of a
+    view of a tensor with any strides are sizes over these, too: `base_stride`.
     """
 
     sizes: tuple[Size, ...]
@@ -43,12 +56,14 @@ class Geometry:
         expect(len(self.sizes) == len(self.strides), "a view needs a stride for each size")
 
     def symbols(self) -> set[str]:
-        """Return the names of the symbols in it."""
-        return set().union(*map(symbols_of, (*self.sizes, *self.strides, self.offset)))
+        """Return the names of its symbols, apart from those for strides of its base."""
+        names = set().union(*map(symbols_of, (*self.sizes, *self.strides, self.offset)))
+        return names - _STRIDES
 
     def of(self, base: torch.Tensor, values: Mapping[str, int] | None = None) -> torch.Tensor:
         """Return the view of a tensor, for values of the symbols; the two share memory."""
-        sizes, strides, offset = self.at(values or {})
+        strides = {base_stride(axis): stride for axis, stride in enumerate(base.stride())}
+        sizes, strides, offset = self.at({**(values or {}), **strides})
         return base.as_strided(sizes, strides, base.storage_offset() + offset)
 
     def at(self, values: Mapping[str, int]) -> Strided:

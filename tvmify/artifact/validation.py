@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvmify.artifact.expressions import expect
 from tvmify.artifact.geometry import check_indices
 from tvmify.artifact.results import Result
-from tvmify.artifact.writes import Write
+from tvmify.artifact.writes import Writable, Write
 
 if TYPE_CHECKING:
     from tvmify.artifact import Artifact
@@ -29,7 +29,9 @@ def check(artifact: Artifact) -> None:
             all(isinstance(text, str) for text in getattr(artifact, name)),
             f"{name} are not strings",
         )
-    expect(isinstance(artifact.needs_contiguous, bool), "needs_contiguous is not a bool")
+    for tensor in artifact.needs_contiguous:
+        expect(isinstance(tensor, Writable), f"{tensor!r:.50} is never contiguous")
+        tensor.check(0, len(artifact.state))
     expect(isinstance(artifact.report, dict), "report is not a dict")
     check_indices(*artifact.inputs, *artifact.complex)
     _check_verdicts(artifact.verdicts)

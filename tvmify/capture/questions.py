@@ -20,6 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from tvmify.capture.values import recorded_contiguous
 from tvmify.errors import CaptureError, NeedsPython
 
 #: Operators whose results depend on grad mode, inference mode, or which tensors require gradients.
@@ -102,7 +103,9 @@ def refusing_unrecorded() -> Iterator[None]:
 
 
 class _Unrecorded(TorchFunctionMode):
-    """Raises an error where code other than torch's own asks a tensor, or any assigns to data."""
+    """Raises an error where code other than torch's own asks a tensor, or any assigns to data, and
+    lets ``contiguous`` be recorded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,6 +120,8 @@ class _Unrecorded(TorchFunctionMode):
             self.refused = NeedsPython("forward assigns to the data of a tensor", "Use copy_().")
         if self.refused is not None:
             raise self.refused
+        if func is torch.Tensor.contiguous:
+            return recorded_contiguous(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

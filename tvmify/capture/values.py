@@ -118,3 +118,13 @@ def code_of(value: Any) -> Any:
 def dtype_of(code: Any) -> torch.dtype | None:
     """Return the dtype for TorchScript's integer, or for None."""
     return DTYPES[code] if isinstance(code, int) else code
+
+
+def recorded_contiguous(
+    tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    """Call ``contiguous`` so that it is recorded. A tensor that is contiguous would return itself
+    without a trace, but the tensor of a later call may have to be copied.
+    """
+    other = torch.ops.aten.alias.default(tensor)
+    return torch.ops.aten.contiguous.default(other, memory_format=memory_format)

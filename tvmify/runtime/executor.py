@@ -165,7 +165,7 @@ class Executor:
             artifact.outputs,
             rebuild,
             artifact.writes,
-            contiguous or artifact.strides_matter,
+            contiguous or artifact.draws_in_order or artifact.needs_contiguous,
             artifact.shapes and artifact.shapes.to_text(),
         )
         if graphs is not None and not contiguous and not obstacle(artifact):

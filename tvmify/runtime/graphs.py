@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.artifact.results import Computed, computed_count, materialize
+from tvmify.artifact.results import Computed, View, computed_count, materialize
 from tvmify.errors import warn
 from tvmify.runtime.native import Call, Lent
 from tvmify.system import forks
@@ -63,8 +63,8 @@ def obstacle(artifact: Artifact) -> str:
         return "it takes no tensors, or computes none"
     if artifact.writes or artifact.state:
         return "it writes to tensors or returns them"
-    if artifact.needs_contiguous:
-        return "its results share memory with arguments"
+    if artifact.needs_contiguous or any(isinstance(output, View) for output in artifact.outputs):
+        return "its results share memory"
     if artifact.shapes is not None:
         return "it serves many shapes"
     if artifact.draws:

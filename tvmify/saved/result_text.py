@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.expressions import Size, Term
-from tvmify.artifact.geometry import Geometry
+from tvmify.artifact.geometry import MOST_AXES, Geometry, base_stride
 from tvmify.artifact.results import ComputedSize, View
 from tvmify.errors import SaveError
 
@@ -37,7 +37,7 @@ class TensorPlace:
     source
         The index of the program's tensor, or ~i for the i-th tensor of the arguments.
     geometry
-        Geometry of the view of that tensor, or of a contiguous copy if it is not contiguous.
+        Geometry of the view of that tensor.
     """
 
     source: int
@@ -52,9 +52,10 @@ class TensorPlace:
         """Return an expression for the tensor, given expressions for its base and for symbols."""
         if self.geometry is None:
             return whole
+        known = {base_stride(axis): f"{whole}.stride({axis})" for axis in range(MOST_AXES)}
+        symbols = {**symbols, **known}
         numbers = (self.geometry.sizes, self.geometry.strides, (self.geometry.offset,))
         sizes, strides, (offset,) = ([_code(n, symbols) for n in part] for part in numbers)
-        whole = f"{whole}.contiguous()"
         offset = f"{whole}.storage_offset() + {offset}"
         return f"torch.as_strided({whole}, [{', '.join(sizes)}], [{', '.join(strides)}], {offset})"
 

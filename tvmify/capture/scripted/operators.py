@@ -11,7 +11,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.capture.scripted.primitives import PREFERRED, PRIMITIVE_OVERLOADS, PRIMITIVES
-from tvmify.capture.values import DTYPES, LAYOUTS, MEMORY_FORMATS, code_of, is_literal
+from tvmify.capture.values import (
+    DTYPES,
+    LAYOUTS,
+    MEMORY_FORMATS,
+    code_of,
+    is_literal,
+    recorded_contiguous,
+)
 from tvmify.errors import UnsupportedOperator
 
 #: Overloads that take ``Tensor[]`` where the dispatcher takes ``Tensor?[]`` but are otherwise
@@ -114,7 +121,10 @@ class DispatcherOperator:
             else:
                 args.append(value)
         with self._modes([*args, *kwargs.values()]):
-            result = self.operator(*args, **kwargs)
+            if self.operator is torch.ops.aten.contiguous.default and not is_literal(args[0]):
+                result = recorded_contiguous(*args, **kwargs)
+            else:
+                result = self.operator(*args, **kwargs)
         return list(result) if isinstance(result, list) else code_of(result)
 
     def _modes(self, arguments: list[Any]) -> AbstractContextManager[Any]:

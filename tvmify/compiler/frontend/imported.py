@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tvm
 
 from tvmify.artifact.results import Result
-from tvmify.artifact.writes import Write
+from tvmify.artifact.writes import Writable, Write
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Imported:
     writes: tuple[Write, ...]
     outputs: tuple[Result, ...]
     complex: tuple[int, ...]
-    needs_contiguous: bool
+    needs_contiguous: tuple[Writable, ...]
     output_structure: str
     operators: dict[str, int]
     bridged: dict[str, int]

@@ -108,6 +108,7 @@ class Importer(ExportedProgramImporter):
                 ["aten.copy_.default"], f"its write to {', '.join(map(str, lost))} was lost"
             )
         bases = [*self.written, *(place.base for place in shared.places if place)]
+        bases += sorted(shared.contiguous, key=str)
         names = [base.name for base in bases if isinstance(base, ModuleTensor)]
         read = {str(spec.target) for spec in program.graph_signature.input_specs}
         # In the order of `Artifact.state`; the program reads these unpacked.
@@ -208,7 +209,7 @@ class Importer(ExportedProgramImporter):
             writes=outputs.writes,
             outputs=outputs.results,
             complex=outputs.complex,
-            needs_contiguous=self.shared.depends_on_strides,
+            needs_contiguous=outputs.contiguous,
             output_structure=structure_text(self.program.call_spec.out_spec),
             operators=operators.count(self.program.graph.nodes),
             bridged=operators.count(self._bridged),

@@ -43,6 +43,8 @@ class Outputs:
         How each result of the program is made: of a tensor of ``main``, an argument, a constant …
     writes
         Which tensor of ``main`` is written to which argument or state.
+    contiguous
+        Which arguments and state must be contiguous.
     tensors
         Those of ``main``, in order.
     complex
@@ -66,6 +68,8 @@ class Outputs:
             Write(self._base(base), self._written(node)) for base, node in importer.written.items()
         )
         self.complex = tuple(self._complex)
+        contiguous = sorted(importer.shared.contiguous, key=str)
+        self.contiguous = tuple(map(self._base, contiguous))
         if not self.tensors:
             raise NothingToCompute(
                 "the program computes no tensors: it only returns arguments or constants",

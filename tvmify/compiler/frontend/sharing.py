@@ -20,6 +20,8 @@ from tvmify.artifact.recorded_shapes import size_of, symbol_names
 from tvmify.artifact.results import Argument, Repeated
 from tvmify.compiler.aten import aliases, operators
 from tvmify.compiler.frontend import memory
+from tvmify.compiler.frontend.probes import geometry_in
+from tvmify.compiler.frontend.strides import decisive_tensors, lineage
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.symbols import is_symbolic
 
@@ -30,8 +32,6 @@ _IDENTITIES = frozenset(
 )
 #: Operators that return their argument itself if they drop nothing.
 _DROPOUTS = frozenset("dropout feature_dropout alpha_dropout feature_alpha_dropout".split())
-#: Operators that return a view or a copy, depending on strides.
-_PERHAPS_VIEWS = frozenset("reshape reshape_as contiguous flatten ravel to type_as".split())
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,16 @@ class Sharing:
         The place of each result; None for results with memory of their own.
     orders
         For results that others are views of: the order of the axes in memory.
-    depends_on_strides
-        Whether any of this holds for contiguous arguments only.
+    contiguous
+        For which arguments, and tensors of the module, any of this holds only if they are
+        contiguous.
     written
         Bases that operators write to, which the functional program must also write to.
     """
 
     places: list[Place | None]
     orders: dict[int, tuple[int, ...]]
-    depends_on_strides: bool
+    contiguous: frozenset[Writable]
     written: frozenset[Writable]
 
 
@@ -132,7 +133,7 @@ class _Reader:
         self.bases: dict[fx.Node, Writable | Literal] = {}
         self.owners: dict[int, list[fx.Node]] = {}
         self.parameters: set[fx.Node] = set()
-        self.depends_on_strides = False
+        self.contiguous: set[Writable] = set()
         self.written: set[Writable] = set()
         self.names = symbol_names(program)
         leaf = -1
@@ -153,14 +154,12 @@ class _Reader:
             self.owners.setdefault(memory.storage(node), []).append(node)
 
     def read(self) -> Sharing:
+        arguments = [node for node, base in self.bases.items() if isinstance(base, Argument)]
+        for node in decisive_tensors(self.program.graph, arguments):
+            self._need_contiguous(node)
         for node in operators.calls(self.program.graph):
             if operators.is_mutating(node):
                 self._check_write(node)
-            if (
-                node.target is torch.ops.aten.as_strided.default
-                and memory.storage(node) in self.owners
-            ):
-                self.depends_on_strides = True  # of an argument, it may read other memory
         (results,) = self.program.graph.output_node().args
         nodes = [self._itself(x) if isinstance(x, fx.Node) else None for x in results]  # type: ignore[union-attr]
         places: list[Place | None] = [None] * len(nodes)
@@ -172,7 +171,6 @@ class _Reader:
             if first.setdefault(node, i) != i:
                 places[i] = Place(Repeated(first[node]))
                 continue
-            self._follow(node)
             if node in self.bases or memory.storage(node) in self.owners:
                 places[i] = self._place(node)
             else:
@@ -180,12 +178,11 @@ class _Reader:
         orders: dict[int, tuple[int, ...]] = {}
         for group in computed.values():
             self._relate(group, nodes, places, orders)
-        return Sharing(places, orders, self.depends_on_strides, frozenset(self.written))
+        return Sharing(places, orders, frozenset(self.contiguous), frozenset(self.written))
 
     def _check_write(self, node: fx.Node) -> None:
         """Record what is written to; refuse constants and changes of shape."""
         for written in aliases.written_tensors(node):
-            self._follow(written)
             _check_windows(node, written)
             owners = self.owners.get(memory.storage(written), [])
             if len(owners) > 1:
@@ -224,27 +221,18 @@ class _Reader:
                 first = node.args[0]
                 if isinstance(first, fx.Node) and memory.is_same(first, node):
                     source = first
-                    self.depends_on_strides |= _may_be_a_copy(node)
+                    if first.target is torch.ops.aten.alias.default:  # as `contiguous` is recorded
+                        source = first.args[0]
             if source is None:
                 break
             node = source  # type: ignore[assignment]
         return node
 
-    def _follow(self, node: fx.Node) -> None:
-        """Record whether strides decide if a value is a view of memory that others see."""
-        perhaps = False
-        while node.op == "call_function":
-            if isinstance(node.target, torch._ops.OpOverload):
-                source = aliases.argument_returned(node, written=False)
-                perhaps |= _may_be_a_copy(node)
-            else:
-                source = node.args[0]  # of a tuple of views
-            if not isinstance(source, fx.Node):
-                return
-            node = source
-            if perhaps and (node.op == "placeholder" or len(node.users) > 1):
-                self.depends_on_strides = True
-                return
+    def _need_contiguous(self, node: fx.Node) -> None:
+        """Record that strides of an argument matter; those of a literal are part of the program."""
+        base = self.bases.get(node)
+        if base is not None and not isinstance(base, Literal):
+            self.contiguous.add(base)
 
     def _place(self, node: fx.Node) -> Place:
         if node in self.bases:
@@ -255,8 +243,12 @@ class _Reader:
                 raise UnsupportedOperator(
                     [operators.name(node)], "it returns a view of memory that two tensors share"
                 )
-            owner, geometry = owners[0], self._geometry(node, owners[0])
-            self.depends_on_strides = True
+            owner = owners[0]
+            geometry = self._geometry(node, owner)
+            lying = geometry_in(list(lineage(node)), self.names, geometry.sizes)
+            if lying is None:
+                self._need_contiguous(owner)
+            geometry = lying or geometry
         base = self.bases[owner]
         if isinstance(base, Literal):
             raise UnsupportedOperator(
@@ -297,7 +289,6 @@ class _Reader:
             raise UnsupportedOperator(
                 [operators.name(base)], "it returns views that partly overlap"
             )
-        self.depends_on_strides = True
         orders[largest] = order
         for i in group:
             if i != largest or not value.is_contiguous():
@@ -315,7 +306,6 @@ class _Reader:
             raise UnsupportedOperator(
                 [operators.name(nodes[group[0]])], "it returns views that partly overlap"
             )
-        self.depends_on_strides = True
         for i in group:
             if i != whole:
                 places[i] = Place(Repeated(whole), self._geometry(nodes[i], nodes[whole]))
@@ -375,8 +365,3 @@ def _is_detached(view: fx.Node, owner: fx.Node) -> bool:
         is_operator = isinstance(node.target, torch._ops.OpOverload)
         node = aliases.argument_returned(node, written=False) if is_operator else node.args[0]
     return False
-
-
-def _may_be_a_copy(node: fx.Node) -> bool:
-    """Whether strides decide if a value is a view; a scalar has none."""
-    return operators.base_name(node) in _PERHAPS_VIEWS and node.meta["val"].dim() > 0

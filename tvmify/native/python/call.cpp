@@ -91,7 +91,7 @@ class Leaves {
   PyObject* operator()(const Constant& result) const { return Py_NewRef(result.value.get()); }
 
   PyObject* operator()(const ComputedSize& result) const {
-    PyObject* leaf = PyLong_FromLongLong(number(result.value));
+    PyObject* leaf = PyLong_FromLongLong(number(result.value, symbols_));
     if (leaf == nullptr) throw python_error();
     return leaf;
   }
@@ -108,21 +108,26 @@ class Leaves {
  private:
   using Numbers = c10::SmallVector<int64_t, 8>;
 
-  int64_t number(const Expression& expression) const {
-    const auto value = expression.value(symbols_);
+  static int64_t number(const Expression& expression, c10::IntArrayRef symbols) {
+    const auto value = expression.value(symbols);
     TORCH_CHECK(value, "a size in a result does not fit into 64 bits");
     return *value;
   }
 
-  Numbers numbers(const std::vector<Expression>& expressions) const {
+  static Numbers numbers(const std::vector<Expression>& expressions, c10::IntArrayRef symbols) {
     Numbers numbers;
-    for (const Expression& expression : expressions) numbers.push_back(number(expression));
+    for (const Expression& expression : expressions) numbers.push_back(number(expression, symbols));
     return numbers;
   }
 
   at::Tensor viewed(const at::Tensor& base, const SymbolicGeometry& geometry) const {
-    return at::as_strided(base, numbers(geometry.sizes), numbers(geometry.strides),
-                          base.storage_offset() + number(geometry.offset));
+    // Zero for strides that the tensor does not have.
+    c10::SmallVector<int64_t, kMostAxes + 8> symbols(symbols_.begin(), symbols_.end());
+    symbols.append(base.strides().begin(), base.strides().end());
+    symbols.resize(symbols_.size() + kMostAxes, 0);
+    return at::as_strided(base, numbers(geometry.sizes, symbols),
+                          numbers(geometry.strides, symbols),
+                          base.storage_offset() + number(geometry.offset, symbols));
   }
 
   const at::Tensor& tensor(const Computed& result) const {
@@ -293,7 +298,7 @@ void dealloc_call(PyObject* self) {
 // Applies `parse` to the items of a Python sequence.
 template <typename Parse>
 auto parse_all(PyObject* sequence, Parse parse) {
-  const Owned items(PySequence_Fast(sequence, "results and writes are sequences"));
+  const Owned items(PySequence_Fast(sequence, "results, writes and tensors are sequences"));
   if (items == nullptr) throw python_error();
   std::vector<std::invoke_result_t<Parse, PyObject*>> parsed;
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.get()); ++i) {
@@ -326,12 +331,11 @@ PyObject* create_call(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
   static const char* names[] = {"compiled", "inputs",           "results", "rebuild",
                                 "writes",   "needs_contiguous", "shapes",  nullptr};
-  PyObject *compiled, *inputs, *described, *rebuild, *writes = nullptr;
+  PyObject *compiled, *inputs, *described, *rebuild, *writes = nullptr, *contiguous = Py_False;
   const char* text = nullptr;
-  int needs_contiguous = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OO|Opz:Call", const_cast<char**>(names),
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!OO|OOz:Call", const_cast<char**>(names),
                                    &compiled, &PyTuple_Type, &inputs, &described, &rebuild, &writes,
-                                   &needs_contiguous, &text)) {
+                                   &contiguous, &text)) {
     return nullptr;
   }
   std::vector<size_t> indices;
@@ -347,6 +351,8 @@ PyObject* create_call(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
                     "without rebuild there is one result, not ", results.size());
   std::vector<Write> parsed;
   if (writes != nullptr) parsed = parse_all(writes, parse_write);
+  std::vector<Writable> needed;
+  if (!PyBool_Check(contiguous)) needed = parse_all(contiguous, parse_writable);
   auto program =
       torch::jit::toIValue(compiled, c10::getCustomClassType<c10::intrusive_ptr<CompiledModule>>())
           .toCustomClass<CompiledModule>();
@@ -357,7 +363,7 @@ PyObject* create_call(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   new (&call->compiled) c10::intrusive_ptr<CompiledModule>(std::move(program));
   new (&call->inputs) std::vector<size_t>(std::move(indices));
   new (&call->results) std::vector<Result>(std::move(results));
-  new (&call->effects) Effects(std::move(parsed), needs_contiguous != 0);
+  new (&call->effects) Effects(std::move(parsed), std::move(needed), contiguous == Py_True);
   new (&call->shapes) std::optional<Shapes>(std::move(shapes));
   call->rebuild = rebuild == Py_None ? nullptr : Py_NewRef(rebuild);
   return self.release();

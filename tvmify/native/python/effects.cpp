@@ -49,7 +49,7 @@ void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>&
     } else {
       all.push_back(range);
     }
-    if (needs_contiguous_ && !state[i].is_contiguous()) lasting_obstacle_ = kStrided;
+    if (needs_contiguous(StateTensor{i}) && !state[i].is_contiguous()) lasting_obstacle_ = kStrided;
   }
   for (const at::Tensor& weight : weights) all.push_back(range_of(weight));
   // Written ranges come last, each compared with all earlier ones.
@@ -69,6 +69,11 @@ bool Effects::is_written(const Writable& target) const {
                      [&](const Write& write) { return write.target == target; });
 }
 
+bool Effects::needs_contiguous(const Writable& tensor) const {
+  return all_contiguous_ ||
+         std::find(contiguous_.begin(), contiguous_.end(), tensor) != contiguous_.end();
+}
+
 const char* Effects::find_obstacle(PyObject* leaves) const {
   if (lasting_obstacle_ != nullptr) return lasting_obstacle_;
   const auto count = static_cast<size_t>(PyTuple_GET_SIZE(leaves));
@@ -77,7 +82,7 @@ const char* Effects::find_obstacle(PyObject* leaves) const {
     PyObject* leaf = PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(i));
     if (!THPVariable_Check(leaf)) continue;
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
-    if (needs_contiguous_ && !tensor.is_contiguous()) return kStrided;
+    if (!tensor.is_contiguous() && needs_contiguous(Argument{i})) return kStrided;
     if (!writes()) continue;
     const bool written = is_written(Argument{i});
     const MemoryRange range = range_of(tensor);

@@ -18,8 +18,11 @@ constexpr const char* kNoMemory =
 // Used with the GIL held. A call without effects costs one comparison.
 class Effects {
  public:
-  Effects(std::vector<Write> writes, bool needs_contiguous)
-      : writes_(std::move(writes)), needs_contiguous_(needs_contiguous) {}
+  // `contiguous` are the tensors that have to be contiguous; `all_contiguous` adds all others.
+  Effects(std::vector<Write> writes, std::vector<Writable> contiguous, bool all_contiguous)
+      : writes_(std::move(writes)),
+        contiguous_(std::move(contiguous)),
+        all_contiguous_(all_contiguous) {}
 
   // Takes the module's tensors that the program writes to or returns, and the other weights, which
   // it reads in packed form.
@@ -30,7 +33,7 @@ class Effects {
 
   // Why compiled code would behave differently from eager with these leaves; null if it would not.
   const char* obstacle(PyObject* leaves) const {
-    return writes() || needs_contiguous_ ? find_obstacle(leaves) : nullptr;
+    return writes() || all_contiguous_ || !contiguous_.empty() ? find_obstacle(leaves) : nullptr;
   }
 
   // The target of each write; the leaves must have passed `obstacle`.
@@ -39,9 +42,11 @@ class Effects {
  private:
   const char* find_obstacle(PyObject* leaves) const;
   bool is_written(const Writable& target) const;
+  bool needs_contiguous(const Writable& tensor) const;
 
   std::vector<Write> writes_;
-  bool needs_contiguous_;
+  std::vector<Writable> contiguous_;
+  bool all_contiguous_;
   std::vector<at::Tensor> state_;
   const char* lasting_obstacle_ = nullptr;
   MemoryRanges bound_, written_;  // of state and weights; of written state

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -105,9 +106,13 @@ View parse_view(const Described& description, decltype(View::base) base,
   if (description.is_static(2)) {
     return {base, description.numbers(2), description.numbers(3), description.number(4)};
   }
+  SymbolIndices known = symbols;
+  for (size_t axis = 0; axis < kMostAxes; ++axis) {
+    known["t" + std::to_string(axis)] = symbols.size() + axis;
+  }
   auto symbolic = std::make_shared<const SymbolicGeometry>(
-      SymbolicGeometry{description.expressions(2, symbols), description.expressions(3, symbols),
-                       description.expression(4, symbols)});
+      SymbolicGeometry{description.expressions(2, known), description.expressions(3, known),
+                       description.expression(4, known)});
   return {base, {}, {}, 0, std::move(symbolic)};
 }
 
@@ -136,6 +141,11 @@ size_t to_index(PyObject* number) {
 Result parse_result(PyObject* result, const SymbolIndices& symbols) {
   const Owned list = describe(result);
   return parse(Described(list.get()), symbols);
+}
+
+Writable parse_writable(PyObject* writable) {
+  const Owned list = describe(writable);
+  return narrow<Writable>(parse(Described(list.get())), "a tensor from outside");
 }
 
 Write parse_write(PyObject* write) {

@@ -45,7 +45,11 @@ struct ComputedSize {
   Expression value;
 };
 
-// What replaces the numbers of a view whose sizes vary.
+// The most axes that a tensor has.
+constexpr size_t kMostAxes = 64;
+
+// What replaces the numbers of a view whose sizes vary, or which is of a tensor with any strides.
+// Its symbols are those that a result may have, and then the strides of the tensor.
 struct SymbolicGeometry {
   std::vector<Expression> sizes, strides;
   Expression offset;
@@ -70,10 +74,11 @@ struct Write {
   Computed source;
 };
 
-// Parse tvmify.artifact.results.Result and Write; throw for anything else. The symbols are those
-// that a result may have.
+// Parse tvmify.artifact.results.Result, Write and Writable; throw for anything else. The symbols
+// are those that a result may have.
 Result parse_result(PyObject* result, const SymbolIndices& symbols);
 Write parse_write(PyObject* write);
+Writable parse_writable(PyObject* writable);
 
 size_t to_index(PyObject* number);
 
