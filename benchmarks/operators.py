@@ -69,6 +69,12 @@ def _inverse_fourier(parts: Tensor, window: Tensor) -> Tensor:
     return torch.istft(torch.complex(parts[:, 0], parts[:, 1]), 1024, 256, window=window)
 
 
+def _windows(x: Tensor) -> Tensor:
+    n, height, width, channels = x.shape
+    x = x.view(n, height // 7, 7, width // 7, 7, channels)
+    return x.transpose(2, 3).reshape(-1, 7, 7, channels)
+
+
 def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     rows = torch.randn(128, 768)
     volume, image, line = _image(32, 8, 28, 28), _image(64, 56, 56), _image(64, 1000)
@@ -178,6 +184,9 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "log_softmax_last": (lambda x: x.log_softmax(-1), (rows,)),
         "log_softmax_channels": (lambda x: x.log_softmax(1), image),
         "var_channels": (lambda x: x.var(1), image),
+        "mean_image": (lambda x: x.mean((2, 3)), image),
+        "windows": (_windows, (torch.randn(1, 56, 56, 96),)),
+        "cat_width": (lambda x, y: torch.cat([x, y], -1), (*image, image[0] + 1)),
         "pixel_shuffle": (lambda x: F.pixel_shuffle(x, 2) + 1, image),
         "repeat_interleave": (lambda x: x.repeat_interleave(2, -1), (rows,)),
         "rotary_halves": (_rotary_halves, (torch.randn(1, 12, 128, 64), torch.randn(128, 64))),

@@ -65,6 +65,21 @@ def test_a_guard_without_a_value_does_not_hold() -> None:
     assert "12 // s0 == 4 has no value, where s0 = 0" in str(shapes.why_not([[0]]))
 
 
+def test_guards_tell_what_a_size_is_a_multiple_of() -> None:
+    sevens = Term("//", ("s0", 7))
+    guards = (
+        EVEN,
+        Condition("==", (0, Term("%", ("s1", 6)))),
+        Condition("==", (Term("%", ("s0", sevens)), 0)),
+        Condition("==", (Term("//", ("s0", sevens)), 7)),
+    )
+    shapes = Shapes(SHAPES.symbols, SHAPES.leaves, guards, SHAPES.hints)
+    assert [shapes.factor(name) for name in ("s0", "s1")] == [7, 6]
+    assert [SHAPES.factor(name) for name in ("s0", "s1")] == [1, 2]
+    one_half = Shapes(SHAPES.symbols, SHAPES.leaves, guards[2:3], SHAPES.hints)
+    assert one_half.factor("s0") == 1
+
+
 def test_random_calls_are_served_exactly_if_all_holds() -> None:
     rng = random.Random(0)
     served = 0

@@ -60,6 +60,14 @@ def test_arguments_of_a_function_have_plain_variables() -> None:
     assert sizes.bounds(first) == (3, 513)
 
 
+def test_multiples_of_a_number_divide_without_a_remainder() -> None:
+    with sizes.symbols({"s0": Range(14, 2, 512, factor=7), "s1": Range(48, 2, 512)}):
+        assert sizes.same(B // 7 * 7, B)
+        assert sizes.same(B // 7 * S * 7, S * B)
+        assert not sizes.same(B // 2 * 2, B)
+        assert not sizes.same(S // 7 * 7, S)
+
+
 def test_later_trials_use_distinct_symbol_values() -> None:
     with sizes.symbols({"s0": Range(8, 2, 64), "s1": Range(8, 2, 64)}):
         assert [trial(B) == trial(S) for trial in sizes.trials()] == [True, False, False]

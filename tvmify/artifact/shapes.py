@@ -246,6 +246,19 @@ class Shapes:
         if not holds:
             raise _Differs(f"{guard} does not hold{_where(guard, values)}")
 
+    def factor(self, name: str) -> int:
+        """Return a number that the guards let all values of a symbol be multiples of."""
+        found: dict[str, dict[Size, int]] = {"%": {}, "//": {}}
+        for guard in self.guards:
+            terms = [x for x in guard.operands if isinstance(x, Term) and x.operands[0] == name]
+            numbers = [x for x in guard.operands if isinstance(x, int)]
+            if guard.operator == "==" and terms and numbers and terms[0].operator in found:
+                found[terms[0].operator][terms[0].operands[1]] = numbers[0]
+        divisors = [divisor for divisor, rest in found["%"].items() if rest == 0]
+        # PyTorch writes `s0 % (s0 // 7) == 0` and `s0 // (s0 // 7) == 7` for a view of sevens.
+        factors = [found["//"].get(d, 1) if isinstance(d, Term) else d for d in divisors]
+        return math.lcm(*(factor for factor in factors if isinstance(factor, int)), 1)
+
     def leaf_text(self, leaf: int) -> str:
         """Return the sizes of a leaf as a key shows them: ``[1, s0]``."""
         return text_of(self.leaves[leaf])

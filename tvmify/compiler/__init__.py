@@ -126,7 +126,9 @@ def _known_sizes(shapes: Shapes | None) -> AbstractContextManager[None]:
     if shapes is None:
         return symbols({})
     pairs = zip(shapes.symbols, shapes.hints, strict=True)
-    return symbols({s.name: Range(hint, s.lower, s.upper) for s, hint in pairs})
+    return symbols(
+        {s.name: Range(hint, s.lower, s.upper, shapes.factor(s.name)) for s, hint in pairs}
+    )
 
 
 def _compile(

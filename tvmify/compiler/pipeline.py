@@ -23,6 +23,7 @@ from tvmify.compiler.kernels.conv.planar_images import PlanarImages
 from tvmify.compiler.kernels.conv.windows import refuse_unknown_channels
 from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
 from tvmify.compiler.kernels.elementwise.limit_copies import LimitCopies
+from tvmify.compiler.kernels.elementwise.mark_injective import MarkInjective
 from tvmify.compiler.kernels.finish.join_sums import JoinSums
 from tvmify.compiler.kernels.matmul.call_libraries import CallLibraries
 from tvmify.compiler.kernels.matmul.join_products import JoinProducts
@@ -174,6 +175,7 @@ def fuse(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     passes = [
         relax.transform.AnnotateTIROpPattern(),
         MarkElementwise(),
+        MarkInjective(),
         SeparateItems(),
         LimitCopies(),
         relax.transform.FuseOps(),

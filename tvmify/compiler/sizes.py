@@ -36,11 +36,14 @@ class Range:
         The value for estimates.
     lower, upper
         The least and the greatest value.
+    factor
+        A number that all values are multiples of.
     """
 
     hint: int
     lower: int
     upper: int
+    factor: int = 1
 
 
 #: Of the likely number, those that `around` returns.
@@ -195,7 +198,24 @@ def same(a: Any, b: Any) -> bool:
     """Whether two sizes are equal in all calls, not merely in one."""
     if is_static(a, b):
         return int(a) == int(b)
-    return bool(_analyzer([a, b]).can_prove_equal(_expression(a), _expression(b)))
+    first, second = (_of_quotients(_expression(size)) for size in (a, b))
+    return bool(_analyzer([first, second]).can_prove_equal(first, second))
+
+
+def _of_quotients(size: Expr) -> Expr:
+    """Return a size with ``n * (s0 / n)`` in place of a symbol that is a multiple of `n`."""
+    ranges = _known()
+
+    def multiple(variable: tirx.Var) -> Expr:
+        known = ranges.get(variable.name)
+        if known is None or known.factor == 1:
+            return variable
+        factor, name = known.factor, f"{variable.name}_by_{known.factor}"
+        least = -(-known.lower // factor)
+        ranges[name] = Range(max(known.hint // factor, least), least, known.upper // factor)
+        return tirx.Var(name, variable.ty) * factor
+
+    return tvm_ffi.structural_map(size, [(tirx.Var, multiple)])
 
 
 def same_shape(a: Iterable[Any], b: Iterable[Any]) -> bool:

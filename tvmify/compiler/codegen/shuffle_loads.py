@@ -48,7 +48,7 @@ class _Shuffling:
         if isinstance(stmt, tirx.Bind):
             # Unrolled code rebinds its variables, sometimes to a number.
             self.named.pop(stmt.var, None)
-            if isinstance(stmt.value, _ARITHMETIC):
+            if isinstance(stmt.value, _ARITHMETIC) and not _divides_by_size(stmt.value):
                 self.named[stmt.var] = substitute(stmt.value, self._value)
         if not isinstance(stmt, tirx.BufferStore) or _lanes(stmt.value) < _FEWEST_LANES:
             return None
@@ -139,7 +139,23 @@ _OPERATIONS = {
 }
 
 
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 _ARITHMETIC = (*_OPERATIONS, tirx.Ramp, tirx.Broadcast, tirx.IntImm, tirx.Var)
+
+
+def _divides_by_size(value: Expr) -> bool:
+    """Whether a quotient has a divisor that varies: its variable is kept, not to divide again."""
+    found = False
+
+    def visit(node: Expr) -> Expr | None:
+        nonlocal found
+        if isinstance(node, _DIVISIONS):
+            divisor = node.b.value if isinstance(node.b, tirx.Broadcast) else node.b
+            found |= not isinstance(divisor, tirx.IntImm)
+        return None
+
+    substitute(value, visit)
+    return found
 
 
 def _is(value: Expr, number: int) -> bool:

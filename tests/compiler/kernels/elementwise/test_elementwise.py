@@ -227,21 +227,21 @@ def test_a_border_of_ones_is_a_condition_that_turns_twice():
     check(describe, expected, [random(2, 16)], rule="elementwise")
 
 
-@pytest.mark.parametrize(("columns", "unrolled"), [(10, []), (20, [2])])
+@pytest.mark.parametrize(("columns", "unrolled"), [(5, []), (10, [2])])
 def test_only_loops_that_decide_conditions_are_unrolled(columns, unrolled):
     """As where a weight is packed for a matrix product, its columns padded to whole vectors."""
-    panels = -(-columns // 16)
+    panels = -(-columns // 8)
 
     def panels_of(x):
         def element(panel, k, lane):
-            column = panel * 16 + lane
+            column = panel * 8 + lane
             return tirx.if_then_else(column < columns, x[column, k], tirx.const(0.0))
 
-        return te.compute((panels, 32, 16), element)
+        return te.compute((panels, 32, 8), element)
 
     def expected(x):
-        padded = np.pad(x, ((0, 16 * panels - columns), (0, 0)))
-        return padded.reshape(panels, 16, 32).swapaxes(1, 2)
+        padded = np.pad(x, ((0, 8 * panels - columns), (0, 0)))
+        return padded.reshape(panels, 8, 32).swapaxes(1, 2)
 
     built = check(
         lambda builder, x: builder.emit_te(panels_of, x),

@@ -6,6 +6,8 @@ instead, and whole tiles run without conditions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from tvm import s_tir, sym, tirx
@@ -13,7 +15,7 @@ from tvm.ir import Expr
 from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, uses
 from tvmify.compiler.sizes import Size
 
 
@@ -99,7 +101,7 @@ def _common_ends(loop: tirx.For) -> list[Expr]:
 
     def visit(stmt: Stmt) -> Stmt | None:
         if isinstance(stmt, s_tir.SBlockRealize):
-            ends = (_end(c, loop.loop_var) for c in _conjuncts(stmt.predicate))
+            ends = (_end(c, loop.loop_var) for c in conjuncts(stmt.predicate))
             found.append([end for end in ends if end is not None])
             return stmt
         return None
@@ -115,13 +117,12 @@ def _without(loop: tirx.For, ends: list[Expr]) -> Stmt:
     def visit(stmt: Stmt) -> Stmt | None:
         if not isinstance(stmt, s_tir.SBlockRealize):
             return None
-        predicate: Expr = tirx.const(1, "bool")
-        for condition in _conjuncts(stmt.predicate):
+        left: list[Expr] = []
+        for condition in conjuncts(stmt.predicate):
             end = _end(condition, loop.loop_var)
             if end is None or not _is_among(end, ends):
-                is_first = isinstance(predicate, tirx.IntImm)
-                predicate = condition if is_first else tirx.And(predicate, condition)
-        return s_tir.SBlockRealize(stmt.iter_values, predicate, stmt.block)
+                left.append(condition)
+        return s_tir.SBlockRealize(stmt.iter_values, conjunction(left), stmt.block)
 
     return rewrite(loop.body, visit)
 
@@ -137,19 +138,29 @@ def _end(condition: Expr, variable: tirx.Var) -> Expr | None:
     if not uses(condition.a, [variable]) or uses(condition.b, [variable]):
         return None
     analyzer = sym.Analyzer()
-    start = _at(condition.a, variable, 0)
+    start = at(condition.a, variable, 0)
     if not analyzer.can_prove_equal(condition.a - start, variable):
         return None
     end = condition.b - start
     return analyzer.simplify(end + 1 if isinstance(condition, tirx.LE) else end)
 
 
-def _at(expression: Expr, variable: tirx.Var, value: int) -> Expr:
-    number = tirx.const(value, str(variable.ty.dtype))
-    return substitute(expression, lambda node: number if node.same_as(variable) else None)
+def at(expression: Expr, variable: tirx.Var, value: object) -> Expr:
+    """Return an expression where a variable has a value."""
+    analyzer = sym.Analyzer()
+    if isinstance(value, int):
+        value = tirx.const(value, str(variable.ty.dtype))
+    analyzer.bind(variable, value)
+    return analyzer.simplify(expression)
 
 
-def _conjuncts(predicate: Expr) -> list[Expr]:
+def conjuncts(predicate: Expr) -> list[Expr]:
+    """Return the conditions of which a predicate is the conjunction."""
     if isinstance(predicate, tirx.And):
-        return _conjuncts(predicate.a) + _conjuncts(predicate.b)
+        return conjuncts(predicate.a) + conjuncts(predicate.b)
     return [] if isinstance(predicate, tirx.IntImm) else [predicate]
+
+
+def conjunction(conditions: Sequence[Expr]) -> Expr:
+    """Return the predicate that all of some conditions hold."""
+    return reduce(tirx.And, conditions) if conditions else tirx.const(1, "bool")

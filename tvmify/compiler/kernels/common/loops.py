@@ -15,6 +15,8 @@ from tvmify.compiler.kernels.common.last_block import end_with
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
+#: Enough iterations to divide among threads: eight for each of two threads.
+_ENOUGH = 16
 _loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
 
 
@@ -126,6 +128,20 @@ def parallel_if_worth(
     moved = traffic(sch.mod["main"], multiply_adds)
     if extent(sch, loop) > 1 and machine.worth_threads(multiply_adds, moved):
         sch.parallel(loop)
+
+
+def shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
+    """Return how many of the outer loops are fused into the one that threads share: all, unless its
+    index would be divided by a symbol. Such a division takes as long as several vectors, and TVM
+    does not understand all quotients of padded sizes. So the loops from the first symbolic one on
+    stay separate, or from the second if too few iterations would be left to share, and so on.
+    """
+    several = [i for i, loop in enumerate(outer) if is_symbolic(sch, loop) or extent(sch, loop) > 1]
+    symbolic = [i for i in several[1:] if is_symbolic(sch, outer[i])]
+    if not symbolic:
+        return len(outer)
+    enough = (i for i in symbolic if prod(extent(sch, loop) for loop in outer[:i]) >= _ENOUGH)
+    return next(enough, symbolic[-1] + 1)
 
 
 def keep_in_registers(

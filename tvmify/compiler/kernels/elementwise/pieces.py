@@ -1,15 +1,16 @@
 """Rows that consist of pieces, such as borders and concatenations. In a vector that spans two
 pieces, TVM evaluates conditions lane by lane. Here each piece gets its own loop, in which the
 conditions are constant and vectors stay whole.
+
+So do rows of symbolic length, even if they are one piece: otherwise, each vector would check
+whether the row ends within it.
 """
 
 from __future__ import annotations
 
-import operator
-from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
-from tvm import s_tir, sym, tirx
+from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import Stmt
@@ -20,96 +21,104 @@ from tvmify.compiler.kernels.common.loops import (
     extent,
     fuse,
     is_injective,
+    is_symbolic,
     output_bits,
     parallel_if_worth,
+    shared_out,
     traffic,
 )
 from tvmify.compiler.kernels.common.rewriting import (
     is_if_then_else,
-    rewrite_body,
+    rewrite_loops,
     substitute,
-    uses,
     with_loop_body,
+    with_new_variables,
 )
+from tvmify.compiler.kernels.elementwise.turns import Pieces, pieces_of
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.sizes import Size
 
 #: DenseNet-201 concatenates 49 parts. More loops were not tried.
 _MOST_PIECES = 64
-#: Annotation of a row: lanes, whether threads share them, then the length of each piece.
+#: Annotation of a row: lanes, and whether threads share them.
 _PIECES = "tvmify.pieces"
-_COMPARISONS = {
-    tirx.LT: operator.lt,
-    tirx.LE: operator.le,
-    tirx.GT: operator.gt,
-    tirx.GE: operator.ge,
-}
-#: What keeps the order of places, if one of its operands is a constant.
-_MONOTONE = (
-    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.Min, tirx.Max, tirx.Cast),
-    *(tirx.Var, tirx.IntImm, tirx.FloatImm),
-)
 
 
 def split_rows(
-    sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float
+    sch: s_tir.Schedule, block: SBlockRV, machine: Microarchitecture, work: float, alone: bool
 ) -> bool:
-    """Schedule a nest piece by piece if its rows consist of several; return whether they do.
+    """Schedule a nest piece by piece if its rows consist of several, or have any length; return
+    whether they do.
 
     The block must be a nest of its own, one loop per axis.
+
+    Parameters
+    ----------
+    alone
+        Whether the last axis cannot be fused with the one before it.
     """
     *outer, row = sch.get_loops(block)
     lanes = machine.lanes(output_bits(sch, block))
-    cuts = _worthwhile_cuts(sch, block, lanes)
-    if not cuts or not outer:
+    has_any_length = alone and is_symbolic(sch, row) and is_injective(sch, block)
+    if not outer or not (has_any_length or _has_pieces(sch, block, lanes)):
         return False
-    rows = fuse(sch, outer)
+    rows = fuse(sch, outer[: shared_out(sch, outer)])
     parallel_if_worth(sch, rows, machine, work)
     # Threads share the vectors of a single row.
-    shared = extent(sch, rows) == 1
+    shared = all(extent(sch, loop) == 1 for loop in sch.get_loops(block)[:-1])
     shared &= machine.worth_threads(work, traffic(sch.mod["main"], work))
-    sch.annotate(row, _PIECES, [lanes, int(shared), *cuts])
+    sch.annotate(row, _PIECES, [lanes, int(shared)])
     return True
 
 
 def mark_pieces(sch: s_tir.Schedule, block: SBlockRV, row: LoopRV, lanes: int) -> bool:
     """Mark a whole row of a block, wherever that is computed, if it consists of pieces."""
-    cuts = _worthwhile_cuts(sch, block, lanes)
-    if not cuts or sum(cuts) != extent(sch, row):
+    whole = sch.get(block).iter_vars[-1].dom.extent
+    is_whole = not is_symbolic(sch, row) and sizes.same(whole, sch.get(row).extent)
+    if not is_whole or not _has_pieces(sch, block, lanes):
         return False
-    sch.annotate(row, _PIECES, [lanes, 0, *cuts])
+    sch.annotate(row, _PIECES, [lanes, 0])
     return True
 
 
 def split_pieces(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Split the rows that are marked: TVM's own partitions cannot be split further."""
 
-    def visit(stmt: Stmt) -> Stmt | None:
-        if not isinstance(stmt, tirx.For) or _PIECES not in stmt.annotations:
-            return None
-        marks = stmt.annotations[_PIECES]
-        lanes, shared, *lengths = (int(value) for value in marks)  # type: ignore[attr-defined]
-        turns = _turns(stmt.body.block) or {}
+    def split(row: tirx.For, marks: Any) -> Stmt:
+        lanes, shared = map(int, marks)
+        pieces = pieces_of(row.body.block)
         parts: list[Stmt] = []
-        start = 0
-        for length in lengths:
-            rest = length % lanes
-            piece = _decided(stmt, turns, start)
-            if length > rest:
-                parts.append(_vector(piece, start, lanes, length // lanes, bool(shared)))
-            cuts = vectors(rest, lanes)
-            parts += [_vector(piece, start + length - rest + at, width, 1) for at, width in cuts]
-            start += length
+        for number, (start, length) in enumerate(pieces):
+            piece = _decided(row, pieces, number)
+            parts += _loops(piece, start, length, lanes, bool(shared))
         return tirx.SeqStmt(parts)
 
-    return rewrite_body(function, visit)
+    return rewrite_loops(function, _PIECES, split)
 
 
-def _vector(row: tirx.For, start: int, width: int, count: int, shared: bool = False) -> Stmt:
+def _loops(row: tirx.For, start: Size, length: Size, lanes: int, shared: bool) -> list[Stmt]:
+    """Return the vectors of one piece of a row: whole ones, then the rest by halving."""
+    if isinstance(length, int):
+        rest = length % lanes
+        whole = [_vectors(row, start, lanes, length // lanes, shared)] if length > rest else []
+        cuts = vectors(rest, lanes)
+        return whole + [_vectors(row, start + length - rest + at, n, 1) for at, n in cuts]
+    parts = [_vectors(row, start, lanes, tirx.floordiv(length, lanes), shared)]
+    while lanes > 1:
+        first = start + tirx.floordiv(length, lanes) * lanes
+        lanes //= 2
+        is_left = tirx.floormod(length, 2 * lanes) >= lanes
+        parts.append(tirx.IfThenElse(is_left, _vectors(row, first, lanes, 1), None))
+    # `ConvertSSA` does not find all variables that several of them define.
+    return [with_new_variables(part) for part in parts]
+
+
+def _vectors(row: tirx.For, start: Size, width: int, count: Size, shared: bool = False) -> Stmt:
     """Return some vectors of a row, one after the other or in parallel."""
     dtype, realize = str(row.loop_var.ty.dtype), row.body
     number, lane = (tirx.Var(f"{row.loop_var.name}_{i}", dtype) for i in range(2))
     zero = tirx.const(0, dtype)
-    place = lane + start if count == 1 else number * width + lane + start
+    place = lane + start if sizes.is_one(count) else number * width + lane + start
 
     def at(expression: Expr) -> Expr:
         return substitute(expression, lambda node: place if node.same_as(row.loop_var) else None)
@@ -118,88 +127,29 @@ def _vector(row: tirx.For, start: int, width: int, count: int, shared: bool = Fa
     body: Stmt = s_tir.SBlockRealize(values, at(realize.predicate), realize.block)
     kind = tirx.ForKind.VECTORIZED if width > 1 else tirx.ForKind.UNROLLED
     body = tirx.For(lane, zero, tirx.const(width, dtype), kind, body)
-    if count == 1:
+    if sizes.is_one(count):
         return body
     kind = tirx.ForKind.PARALLEL if shared else tirx.ForKind.SERIAL
-    return tirx.For(number, zero, tirx.const(count, dtype), kind, body)
+    extent = tirx.const(count, dtype) if isinstance(count, int) else count
+    return tirx.For(number, zero, extent, kind, body)
 
 
-def _worthwhile_cuts(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> list[int]:
-    """Return the lengths of the pieces of a row; none if there is one, or too many, or all are
-    short.
-    """
-    cuts = _cuts(sch, block)
-    return cuts if 1 < len(cuts) <= _MOST_PIECES and max(cuts) >= lanes else []
+def _has_pieces(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> bool:
+    """Whether a row has several pieces, but not too many, and not only short ones."""
+    if not is_injective(sch, block):
+        return False
+    lengths = [sizes.hint(length) for _, length in pieces_of(sch.get(block))]
+    return 1 < len(lengths) <= _MOST_PIECES and max(lengths) >= lanes
 
 
-def _cuts(sch: s_tir.Schedule, block: SBlockRV) -> list[int]:
-    """Return the lengths of the pieces in which conditions on the last axis are constant."""
-    body = sch.get(block)
-    if not is_injective(sch, block) or not isinstance(body.body, tirx.BufferStore):
-        return []
-    if not sizes.is_static(body.iter_vars[-1].dom.extent):
-        return []
-    turns = _turns(body)
-    if turns is None:
-        return []
-    length = int(body.iter_vars[-1].dom.extent)
-    edges = [*sorted({0, *(turn.place for turn in turns.values())} - {length}), length]
-    return [end - start for start, end in pairwise(edges)]
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """A condition has one result before a place in the row, and the other from there on."""
-
-    first: bool
-    place: int
-
-    def at(self, place: int) -> bool:
-        """The result at a place."""
-        return self.first == (place < self.place)
-
-
-def _turns(block: s_tir.SBlock) -> dict[Expr, _Turn] | None:
-    """Find where each condition on the last axis turns; None if one depends on other axes, too."""
-    last = block.iter_vars[-1].var
-    length = int(block.iter_vars[-1].dom.extent)
-    turns: dict[Expr, _Turn] = {}
-    # A condition may occur several times.
-    known: dict[str, _Turn] = {}
-    for condition in _comparisons(block.body.value):
-        if not uses(condition, [last]):
-            continue
-        text = str(condition)
-        if "[" in text:
-            continue  # of values
-        known_with_place = all(v.same_as(last) for v in tirx.analysis.undefined_vars(condition, []))
-        if not known_with_place or "%" in text:
-            return None  # of more than the place in the row
-        if not _turns_once(condition, last):
-            continue
-        if text not in known:
-            known[text] = _turn(condition, last, length)
-        turns[condition] = known[text]
-    return turns
-
-
-def _decided(row: tirx.For, turns: dict[Expr, _Turn], place: int) -> tirx.For:
-    """Return the row with its conditions replaced by their results at a place. Otherwise each piece
+def _decided(row: tirx.For, pieces: Pieces, piece: int) -> tirx.For:
+    """Return the row with its conditions replaced by their results in a piece. Otherwise each piece
     would contain the code of all others, and TVM's passes would take quadratic time.
     """
     realize = row.body
     block = realize.block
     if not realize.iter_values[-1].same_as(row.loop_var):
         return row
-
-    def result(condition: Expr) -> bool | None:
-        if isinstance(condition, (tirx.And, tirx.Or)):
-            decisive = isinstance(condition, tirx.Or)
-            sides = result(condition.a), result(condition.b)
-            if decisive in sides:
-                return decisive
-            return None if None in sides else not decisive
-        return turns[condition].at(place) if condition in turns else None
 
     def visit(node: Expr) -> Expr | None:
         if isinstance(node, tirx.Select):
@@ -208,8 +158,15 @@ def _decided(row: tirx.For, turns: dict[Expr, _Turn], place: int) -> tirx.For:
             condition, yes, no = node.args
         else:
             return None
-        decided = result(condition)
-        return None if decided is None else substitute(yes if decided else no, visit)
+        left = pieces.left(condition, piece)
+        if isinstance(left, bool):
+            return substitute(yes if left else no, visit)
+        choose = tirx.Select if isinstance(node, tirx.Select) else tirx.if_then_else
+        return (
+            None
+            if left.same_as(condition)
+            else choose(left, *(substitute(x, visit) for x in (yes, no)))
+        )
 
     store = block.body
     value = substitute(store.value, visit)
@@ -236,63 +193,3 @@ def _tensors(value: Expr) -> set[tirx.Buffer]:
 
     substitute(value, visit)
     return found
-
-
-def _comparisons(value: Expr) -> list[Expr]:
-    found: list[Expr] = []
-
-    def split(condition: Expr) -> None:
-        if isinstance(condition, (tirx.And, tirx.Or)):
-            split(condition.a)
-            split(condition.b)
-        elif type(condition) in _COMPARISONS:
-            found.append(condition)
-
-    def visit(node: Expr) -> Expr | None:
-        if isinstance(node, tirx.Select):
-            split(node.condition)
-        elif is_if_then_else(node):
-            split(node.args[0])
-        return None
-
-    substitute(value, visit)
-    return found
-
-
-def _turns_once(condition: Expr, axis: tirx.Var) -> bool:
-    """Whether both sides of a comparison only rise or only fall along an axis. One that contains
-    another condition need not: a border of zeros around ones rises and falls.
-    """
-    uses_of_axis, others = [], []
-
-    def visit(node: Expr) -> Expr | None:
-        if node.same_as(axis):
-            uses_of_axis.append(node)
-        elif not isinstance(node, (*_COMPARISONS, *_MONOTONE)):
-            others.append(node)
-        return None
-
-    substitute(condition, visit)
-    return len(uses_of_axis) == 1 and not others
-
-
-def _turn(condition: Expr, axis: tirx.Var, length: int) -> _Turn:
-    """Find the first place where a comparison has another result than at the start."""
-    a, b = condition.a, condition.b
-    compare = _COMPARISONS[type(condition)]
-
-    def at(place: int) -> bool:
-        # Most conditions compare the place itself; an analyzer would take 20 times as long.
-        if a.same_as(axis) and isinstance(b, tirx.IntImm):
-            return compare(place, int(b))
-        if b.same_as(axis) and isinstance(a, tirx.IntImm):
-            return compare(int(a), place)
-        analyzer = sym.Analyzer()
-        analyzer.bind(axis, tirx.const(place, str(axis.ty.dtype)))
-        return bool(analyzer.simplify(condition))
-
-    first, low, high = at(0), 0, length
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if at(middle) == first else (low, middle)
-    return _Turn(first, high)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from tvm import s_tir, tirx
@@ -18,6 +17,7 @@ from tvmify.compiler.kernels.common.loops import (
     kinds,
     output_bits,
     parallel_if_worth,
+    shared_out,
 )
 from tvmify.compiler.kernels.common.rewriting import is_if_then_else, substitute, uses
 from tvmify.compiler.kernels.common.transposes import schedule_transposes
@@ -30,8 +30,6 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 #: measured.
 _UNROLLED = 128
 _WORD = 32
-#: Enough iterations to divide among threads: eight for each of two threads.
-_SHARED = 16
 
 
 class Elementwise(Several):
@@ -91,9 +89,11 @@ def schedule_block(
         raise ValueError(f"{name!r} has {len(loops)} loops over axes of the kinds {letters!r}")
     spatial = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "S"]
     reduced = [loop for loop, letter in zip(loops, letters, strict=True) if letter == "R"]
-    if schedule_transposes(sch, block, machine, work) or split_rows(sch, block, machine, work):
-        return
     contiguous = contiguous_axes(sch, block)
+    if schedule_transposes(sch, block, machine, work) or split_rows(
+        sch, block, machine, work, alone=contiguous == 1
+    ):
+        return
     deciding = _axes_in_conditions(sch, block)
     if contiguous == 1 < len(spatial) and not reduced and _is_pair(sch, spatial[-1]):
         # Vectors hold several pairs, as of complex numbers, and shuffle what they load. LLVM does
@@ -113,7 +113,7 @@ def schedule_block(
         for loop in decided:
             sch.unroll(loop)  # then each condition is known
     elif outer:
-        parallel_if_worth(sch, fuse(sch, outer[: _shared_out(sch, outer)]), machine, work)
+        parallel_if_worth(sch, fuse(sch, outer[: shared_out(sch, outer)]), machine, work)
     if reduced:
         sch.reorder(*reduced, *vectors)
     _make_vectors(sch, vectors)
@@ -124,22 +124,6 @@ def schedule_block(
 
 def _is_pair(sch: s_tir.Schedule, loop: LoopRV) -> bool:
     return not is_symbolic(sch, loop) and extent(sch, loop) == 2
-
-
-def _shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
-    """Return how many of the outer loops are fused into the one that threads share: all, unless its
-    index would be divided by a symbol. Such a division takes as long as several vectors, and TVM
-    does not understand all quotients of padded sizes. So the loops from the last symbolic one on
-    stay separate; only where too few iterations would be left to share, the symbolic one is fused
-    as well.
-    """
-    several = [i for i, loop in enumerate(outer) if is_symbolic(sch, loop) or extent(sch, loop) > 1]
-    symbolic = [i for i in several[1:] if is_symbolic(sch, outer[i])]
-    if not symbolic:
-        return len(outer)
-    last = symbolic[-1]
-    enough = prod(extent(sch, loop) for loop in outer[:last]) >= _SHARED
-    return last if enough else last + 1
 
 
 def _cut(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
@@ -26,6 +26,7 @@ from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.reduction.template import LONGEST
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.sizes import Size
 
 #: Partial sums that are added up in one step.
 _STEP = 4
@@ -62,11 +63,12 @@ class Reduction(_OfSums):
         for block in blocks_of(sch):
             if not sch.get_loops(block):  # one number; without a loop TVM cannot split its sum
                 sch.add_unit_loop(block)
+        chunks: list[str] = []
         try:
             for block in blocks_of(sch):
                 if "R" in kinds(sch, block):
                     name = sch.get(block).name_hint
-                    _split_into_partials(sch, name, rows, machine, way.vectors)
+                    chunks += _split_into_partials(sch, name, rows, machine, way.vectors)
         except s_tir.ScheduleError:  # TVM cannot split it, such as maxima that keep NaN
             return None
         *before, last = blocks_of(sch)
@@ -87,8 +89,20 @@ class Reduction(_OfSums):
         for block in reversed(before):
             sch.compute_at(block, row)
         for block in (*before, last):
-            _vectorize_row(sch, block, sch.get_loops(block)[own:], machine)
+            if sch.get(block).name_hint not in chunks:
+                _vectorize_row(sch, block, sch.get_loops(block)[own:], machine)
+        _add_chunks(sch, chunks, own, machine)
         return sch
+
+
+def _add_chunks(
+    sch: s_tir.Schedule, chunks: list[str], own: int, machine: Microarchitecture
+) -> None:
+    """Compute each chunk's sums, inside `own` loops over rows, where they are added to a total."""
+    for block in map(sch.get_sblock, chunks):
+        (total,) = sch.get_consumers(block)
+        sch.compute_at(block, sch.get_loops(total)[own])
+        _vectorize_row(sch, block, sch.get_loops(block)[own + 1 :], machine)
 
 
 class ColumnReduction(_OfSums):
@@ -149,18 +163,35 @@ def _reads_often(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 def _split_into_partials(
     sch: s_tir.Schedule, name: str, rows: int, machine: Microarchitecture, vectors: int
-) -> None:
-    """Turn one sum per row into some vectors of partial sums, folded in steps of four."""
+) -> list[str]:
+    """Turn one sum per row into some vectors of partial sums, folded in steps of four.
+
+    Returns
+    -------
+    list
+        The name of the block that sums chunks of `LONGEST` steps, if a row of symbolic length is
+        likely longer.
+    """
     block = sch.get_sblock(name)
     body = sch.get(block)
     if len(body.writes) > 1:  # of a value and its index, which is not vectorized
-        return
+        return []
     lanes = machine.lanes(output_bits(sch, block))
     spatial = kinds(sch, block).count("S")
     whole = fuse(sch, sch.get_loops(block)[spatial:])
     width = lanes * vectors
     while width > lanes and extent(sch, whole) < 2 * width:
         width //= 2
+    chunks: list[str] = []
+    if is_symbolic(sch, whole) and extent(sch, whole) > LONGEST * width:
+        length = sch.get(whole).extent
+        _, _, inner = sch.split(whole, [None, LONGEST, width])
+        partial = sch.rfactor(inner, rows)
+        chunk = sch.rfactor(sch.get_loops(partial)[-3], rows)
+        _remember(sch, chunk, length, [LONGEST * width, 1], width)
+        chunks.append(sch.get(chunk).name_hint)
+        whole = sch.get_loops(sch.get_sblock(name))[-1]
+        width //= _STEP
     while width < _WIDEST and extent(sch, whole) > LONGEST * width:
         width *= 2
     while width >= _STEP and (extent(sch, whole) > width or is_symbolic(sch, whole)):
@@ -168,9 +199,25 @@ def _split_into_partials(
         _, inner = sch.split(whole, [None, width])
         partial = sch.rfactor(inner, rows)
         if not sizes.is_static(length) or int(length) % width:
-            remember_bound(sch, partial, length)
+            _remember(sch, partial, length, [1], width)
         whole = sch.get_loops(sch.get_sblock(name))[-1]
         width //= _STEP
+    return chunks
+
+
+def _remember(
+    sch: s_tir.Schedule, block: SBlockRV, length: Size, first: list[int], width: int
+) -> None:
+    """Remember the length of a row for a block with sums of some elements `width` apart.
+
+    Parameters
+    ----------
+    first
+        By how much a step along each of the first axes, which `rfactor` added, moves in the row.
+    """
+    axes = sch.get(block).iter_vars[len(first) :]
+    steps = (width * (int(axis.iter_type) == tirx.IterVar.CommReduce) for axis in axes)
+    remember_bound(sch, block, length, [*first, *steps])
 
 
 def _vectorize_row(

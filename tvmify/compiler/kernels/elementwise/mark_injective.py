@@ -1,0 +1,68 @@
+"""Marks functions that read other places by symbolic sizes for FuseOps, such as a concatenation of
+parts of any length. TVM takes ``x[i - n]`` for an index that it does not understand.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.ir import Expr, TensorLoad
+
+from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.rewriting import substitute
+from tvmify.compiler.passes.compiler_pass import compiler_pass
+
+#: FuseOps' numbers for functions that move elements, and for those it does not know.
+_INJECTIVE, _OPAQUE = 2, 8
+_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+
+
+@compiler_pass
+class MarkInjective:
+    """Set the fusion pattern of functions whose elements each have one formula.
+
+    Not of gathers, nor of functions that divide by symbols: those are reshapes, which as functions
+    of their own become views.
+    """
+
+    def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Rewrite one function."""
+        if int((function.attrs or {}).get("op_pattern", -1)) != _OPAQUE:
+            return function
+        if sizes.is_static(*sizes.of_parameters(function)) or not _is_injective(function):
+            return function
+        return function.with_attr("op_pattern", _INJECTIVE)
+
+
+def _is_injective(function: tirx.PrimFunc) -> bool:
+    stmt = function.body.block.body if isinstance(function.body, s_tir.SBlockRealize) else None
+    while isinstance(stmt, tirx.For):
+        stmt = stmt.body
+    if not isinstance(stmt, s_tir.SBlockRealize):
+        return False
+    axes, store = stmt.block.iter_vars, stmt.block.body
+    if not isinstance(store, tirx.BufferStore) or len(store.indices) != len(axes):
+        return False
+    if any(int(axis.iter_type) != tirx.IterVar.DataPar for axis in axes):
+        return False
+    in_order = all(i.same_as(axis.var) for i, axis in zip(store.indices, axes, strict=True))
+    return in_order and _has_plain_indices(store.value)
+
+
+def _has_plain_indices(value: Expr) -> bool:
+    plain = True
+
+    def of_index(node: Expr) -> Expr | None:
+        nonlocal plain
+        is_quotient = isinstance(node, _DIVISIONS) and not sizes.is_static(node.b)
+        plain &= not is_quotient and not isinstance(node, TensorLoad)
+        return None
+
+    def visit(node: Expr) -> Expr | None:
+        if isinstance(node, TensorLoad):
+            for index in node.indices:
+                substitute(index, of_index)
+            return node
+        return None
+
+    substitute(value, visit)
+    return plain
