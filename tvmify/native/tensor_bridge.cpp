@@ -160,11 +160,12 @@ DLDevice tvm_device(c10::Device device) {
 }
 
 at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
-  TORCH_CHECK_TYPE(tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
-                   device.is_cpu() ? "CPU" : device.str(),
-                   " tensors that are not conjugate, negative or quantized, and got one with the dispatch keys ",
-                   tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ",
-                   tensor.dtype(), ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
+  TORCH_CHECK_TYPE(
+      tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
+      device.is_cpu() ? "CPU" : device.str(),
+      " tensors that are not conjugate, negative or quantized, and got one with the dispatch keys ",
+      tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ", tensor.dtype(),
+      ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
   if (!has_memory(tensor)) {
     throw NoMemory({__func__, __FILE__, __LINE__},
                    c10::str("a tensor of ", tensor.nbytes(), " bytes has no memory, or less than ",

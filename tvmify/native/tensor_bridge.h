@@ -37,8 +37,8 @@ at::Tensor from_tvm(tvm::ffi::Tensor tensor);
 // PyTorch's allocator is returned to PyTorch.
 at::Tensor result_from_tvm(tvm::ffi::Tensor tensor);
 
-// Returns pairs of floats along the last axis as complex numbers in the same memory; `pairs` must be
-// contiguous. Complex numbers are returned as they are.
+// Returns pairs of floats along the last axis as complex numbers in the same memory; `pairs` must
+// be contiguous. Complex numbers are returned as they are.
 at::Tensor as_complex(at::Tensor pairs);
 
 // Convert a PyTorch error to one that can cross TVM, and back. The latter returns if the error did
