@@ -122,9 +122,9 @@ class Leaves {
 
   at::Tensor viewed(const at::Tensor& base, const SymbolicGeometry& geometry) const {
     // Zero for strides that the tensor does not have.
-    c10::SmallVector<int64_t, kMostAxes + 8> symbols(symbols_.begin(), symbols_.end());
-    symbols.append(base.strides().begin(), base.strides().end());
-    symbols.resize(symbols_.size() + kMostAxes, 0);
+    std::vector<int64_t> symbols(symbols_.size() + kMostAxes, 0);
+    const auto strides = std::copy(symbols_.begin(), symbols_.end(), symbols.begin());
+    std::copy(base.strides().begin(), base.strides().end(), strides);
     return at::as_strided(base, numbers(geometry.sizes, symbols),
                           numbers(geometry.strides, symbols),
                           base.storage_offset() + number(geometry.offset, symbols));
