@@ -370,7 +370,7 @@ def test_neon_multiplies_and_adds_vectors():
 def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
     """By each tile those of the next one, also where that is of another block or point."""
     case = Case((1, 14, 14, 128), 64)
-    built = case.build(algorithm + " shared")
+    built = case.build(algorithm + " shared", AVX512)
     loops, fetched = [], _prefetches(built)
 
     def visit(stmt):
