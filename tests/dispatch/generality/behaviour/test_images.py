@@ -52,6 +52,12 @@ IMAGES: dict[str, Any] = {
         ),
         6,
     ),
+    "norms": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8, affine=True), nn.ReLU(), nn.GroupNorm(2, 8)
+        ),
+        1,
+    ),
     "means": (lambda: nn.AvgPool2d(3, 2, 1), 1),
     "transposed": (
         lambda: nn.Sequential(

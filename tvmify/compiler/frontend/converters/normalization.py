@@ -144,8 +144,11 @@ def _normalized_images(
 
     def first(x: relax.Expr) -> relax.Expr:
         zeros, ones = [0] * len(shared), [1] * len(shared)
-        x = emit(relax.op.strided_slice(x, [2, 3], [0, 0], [1, 1]))
-        return of_group(x, lambda x: relax.op.strided_slice(x, shared, zeros, ones))
+        # Otherwise the size of a slice of a symbolic axis would be unknown.
+        x = emit(relax.op.strided_slice(x, [2, 3], [0, 0], [1, 1], assume_inbound=True))
+        return of_group(
+            x, lambda x: relax.op.strided_slice(x, shared, zeros, ones, assume_inbound=True)
+        )
 
     def shifted() -> relax.Expr:
         # less is lost, as in `deviations`; each pass subtracts again, so that nothing is stored
