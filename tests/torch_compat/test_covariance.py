@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim, export
 
+from tests.compiler.programs import Program
 from tests.tolerances import assert_close_to_reference
 from tvmify.torch_compat.covariance import Covariances
 
@@ -25,21 +25,12 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-class _Function(nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(x)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_covariances_of_any_size_are_recorded(name: str) -> None:
     torch.manual_seed(0)
-    module, sizes = _Function(CASES[name]), ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
+    module, sizes = Program(CASES[name]), ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},)
     with Covariances():
-        program = export(module, (torch.randn(7, 4),), dynamic_shapes=sizes)
+        program = export(module, (torch.randn(7, 4),), dynamic_shapes=(sizes,))
     for shape in ((7, 4), (5, 6)):
         x = torch.randn(shape)
         assert_close_to_reference(program.module()(x), module, (x,))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim, export
 from torch.nn import functional as F
 
+from tests.compiler.programs import Program
 from tvmify.torch_compat.sizes_as_arguments import KeepingSizes
 
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -43,22 +43,13 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-class _Function(nn.Module):
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(x)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_sizes_stay_symbols(name: str) -> None:
     function = CASES[name]
     sizes = (dict.fromkeys(range(3), Dim.DYNAMIC),)
     with KeepingSizes():
         program = export(
-            _Function(function), (torch.zeros(5, 6, 7),), dynamic_shapes=sizes, strict=False
+            Program(function), (torch.zeros(5, 6, 7),), dynamic_shapes=(sizes,), strict=False
         )
     for seed, shape in enumerate([(5, 6, 7), (2, 3, 8), (9, 17, 16)]):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -71,7 +62,9 @@ def test_ends_are_exact() -> None:
 
     with KeepingSizes():
         sizes = ({0: Dim.DYNAMIC},)
-        program = export(_Function(function), (torch.zeros(4),), dynamic_shapes=sizes, strict=False)
+        program = export(
+            Program(function), (torch.zeros(4),), dynamic_shapes=(sizes,), strict=False
+        )
     for count in (2, 3, 10, 97):
         found, wanted = program.module()(torch.zeros(count)), function(torch.zeros(count))
         assert torch.equal(found[[0, -1]], wanted[[0, -1]])

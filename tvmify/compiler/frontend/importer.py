@@ -143,8 +143,12 @@ class Importer(ExportedProgramImporter):
         """Return the shape of one of the results of a node."""
         return tuple(map(self.symbols.size, tensor.shape))
 
+    def held_shape(self, value: fx.Node) -> list[Any]:
+        """Return the shape of the Relax value of a node: complex numbers have an axis more."""
+        return self.held_sizes(value.meta["val"])
+
     def held_sizes(self, tensor: torch.Tensor) -> list[Any]:
-        """Return the shape of the Relax value of a result: complex numbers have an axis more."""
+        """As `held_shape`, of one of the results of a node."""
         return shape_and_dtype(tensor, self.sizes)[0]
 
     def tensor(self, value: Any, dtype: torch.dtype | None = None) -> relax.Expr:

@@ -45,8 +45,7 @@ def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     lengths = [importer.shape(part)[axis] for part in parts]
     if is_static(*lengths):
         return relax.op.concat(tensors, axis)
-    out = importer.held_sizes(node.meta["val"])
-    return _symbolic_concatenation(importer, tensors, axis, lengths, out)
+    return _symbolic_concatenation(importer, tensors, axis, lengths, importer.held_shape(node))
 
 
 def _symbolic_concatenation(
@@ -91,8 +90,7 @@ def permute(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("expand.default", with_complex=True)
 def expand(importer: Importer, node: fx.Node) -> relax.Expr:
-    shape = importer.held_sizes(node.meta["val"])
-    return relax.op.broadcast_to(importer.tensor(node.args[0]), shape)
+    return relax.op.broadcast_to(importer.tensor(node.args[0]), importer.held_shape(node))
 
 
 @converts(
@@ -107,7 +105,7 @@ def expand(importer: Importer, node: fx.Node) -> relax.Expr:
 )
 def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     """All operators that keep the order of elements, given by the shape of the result."""
-    x, shape = importer.tensor(node.args[0]), importer.held_sizes(node.meta["val"])
+    x, shape = importer.tensor(node.args[0]), importer.held_shape(node)
     if same_shape(shape, x.ty.shape.values):
         return x  # a reshape would stop the layout of convolutions from propagating
     if 0 in shape:  # to Relax, a zero means "keep this extent"
@@ -198,9 +196,7 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
     start, end, step = bounds
     if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
-        return _symbolic_slice(
-            importer, x, axis, start, step, importer.held_sizes(node.meta["val"])
-        )
+        return _symbolic_slice(importer, x, axis, start, step, importer.held_shape(node))
     start, end, step = slice(start, end, step).indices(shape[axis])
     if (start, end, step) == (0, shape[axis], 1):
         return x
@@ -273,7 +269,7 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
 def copy(importer: Importer, node: fx.Node) -> relax.Expr:
     """The second argument, broadcast and cast to the first."""
     values = importer.tensor(node.args[1], node.meta["val"].dtype)
-    return relax.op.broadcast_to(values, importer.held_sizes(node.meta["val"]))
+    return relax.op.broadcast_to(values, importer.held_shape(node))
 
 
 @converts("diagonal.default")
