@@ -35,6 +35,7 @@ class Source:
 
 _VMS = "2-core virtual machines: Xeon (AVX-512), EPYC Zen 2 and 3 (AVX2), EPYC Zen 4"
 _XEON = "2-core virtual machine: Xeon (AVX-512)"
+_ZEN3 = "2-core virtual machine: EPYC (AVX2)"
 _ZEN4 = "2-core virtual machine: EPYC Zen 4"
 _SEARCH = "python -m benchmarks.heuristic measure"
 _LAYERS = "python -m benchmarks.operators"
@@ -123,6 +124,11 @@ class Tile:
 class Matmul:
     """How a matrix product is cut, see `kernels.matmul.plan.nanoseconds`."""
 
+    #: The most rows that are multiplied by the rows of an activation without packing it.
+    dots_rows: int = _number(128, "rows", Source(_ZEN3, "8ce13f4", _LAYERS))
+    #: For so many lanes of a column's sums, one of each row, a step of the reduction makes up for
+    #: adding them at its end: 16 rows of 64 elements, 96 of 384 (AVX2).
+    dots_steps: int = _number(16, "lanes/step", Source(_ZEN3, "8ce13f4", _LAYERS))
     #: One cycle of `kernels.common.tiles.cycles`.
     cycle: float = _number(0.66, "cycles", _FIT)
     #: Weights read from memory.

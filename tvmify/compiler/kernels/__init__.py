@@ -24,7 +24,7 @@ from tvmify.compiler.kernels.elementwise.pieces import split_pieces
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.kernels.elementwise.shuffles import mark_shuffles
 from tvmify.compiler.kernels.finish.handwritten import Handwritten
-from tvmify.compiler.kernels.matmul import joined
+from tvmify.compiler.kernels.matmul import dots, joined
 from tvmify.compiler.kernels.matmul import rule as matmul
 from tvmify.compiler.kernels.matmul.pairs import add_in_place
 from tvmify.compiler.kernels.reduction import cumulative, layer_norm
@@ -69,6 +69,7 @@ _RULES: tuple[Rule, ...] = (
     winograd_loops.WinogradConvolution(),
     depthwise.Depthwise(),
     joined.JoinedMatmul(),
+    dots.DotProducts(),
     matmul.Matmul(),
     pooling.Pooling(),
     reduction.Reduction(),

@@ -160,6 +160,9 @@ EXAMPLES = {
     "winograd results": Example(_winograd, tile=4, any_size=True),
     "depthwise": Example(lambda size: _convolution(size, 16, 16, 3, padding=1, groups=16), tile=8),
     "joined matmul": Example(lambda size: (_Gated(size), (torch.randn(5, 24),)), least=2),
+    "dot products": Example(
+        lambda size: (lambda x, y: x @ y.T, (torch.randn(5, 128), torch.randn(size, 128))), least=2
+    ),
     "matmul": Example(lambda size: (nn.Linear(24, size), (torch.randn(5, 24),)), least=2),
     "pooling": Example(_pooled, tile=8),
     "reduction": Example(lambda size: _of(lambda x: torch.softmax(x, -1), 5, size), least=2),

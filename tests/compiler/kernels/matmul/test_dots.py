@@ -1,0 +1,126 @@
+"""Products of few rows with a transposed activation: tails, batches, symbols, what is packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from tests.compiler import symbolic
+from tests.compiler.kernels.kernels import (
+    NATIVE,
+    NEON,
+    TARGETS,
+    Array,
+    build,
+    check,
+    has_parallel_loop,
+    random,
+)
+from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.matmul import dots
+from tvmify.compiler.microarchitecture import Microarchitecture
+
+op = relax.op
+
+
+def _scores(builder: relax.BlockBuilder, x: relax.Var, y: relax.Var) -> relax.Expr:
+    rank = len(y.ty.shape)
+    transposed = op.permute_dims(y, [*range(rank - 2), rank - 1, rank - 2])
+    return op.matmul(x, builder.emit(transposed))
+
+
+def _reference(x: Array, y: Array) -> Array:
+    return x @ np.swapaxes(y, -1, -2)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("x", "y", "dtype"),
+    [
+        ((1, 384), (50, 384), "float32"),
+        ((3, 64), (37, 64), "float32"),
+        ((8, 128), (5, 128), "float32"),
+        ((5, 100), (9, 100), "float64"),
+        ((2, 12), (3, 12), "float32"),
+        ((6, 3, 64), (6, 11, 64), "float32"),
+        ((2, 3, 1, 32), (2, 3, 19, 32), "float64"),
+    ],
+    ids=str,
+)
+def test_no_operand_is_packed(x, y, dtype, target):
+    inputs = [random(*x).astype(dtype), random(*y, seed=1).astype(dtype)]
+    check(_scores, _reference, inputs, rule="dot products", target=target)
+
+
+def test_an_epilogue_is_fused_and_many_columns_are_shared_by_threads():
+    inputs = [random(4, 384), random(20000, 384, seed=1), random(20000, seed=2)]
+    built = check(
+        lambda b, x, y, bias: op.nn.relu(b.emit(op.add(b.emit(_scores(b, x, y)), bias))),
+        lambda x, y, bias: np.maximum(x @ y.T + bias, 0),
+        inputs,
+        rule="dot products",
+    )
+    assert has_parallel_loop(built.kernel())
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (("m", 96), ("n", 96)),
+        ((3, 96), ("n", 96)),
+        (("m", 96), (20, 96)),
+        (("b", 2, 96), ("b", "n", 96)),
+    ],
+    ids=str,
+)
+def test_symbolic_rows_and_columns(x, y):
+    program = symbolic.build(_scores, [(x, "float32"), (y, "float32")], hint=6)
+    assert program.rules == {"dot products"}
+    for edge in symbolic.EDGES:
+        sizes = {"m": edge, "b": 3, "n": 33 - edge if edge < 32 else 2 * edge}
+        inputs = [random(*(sizes.get(size, size) for size in shape)) for shape in (x, y)]
+        symbolic.check(program, _reference, inputs)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ((129, 1024), (300, 1024)),  # many rows
+        ((20, 64), (300, 64)),  # sums so short that adding lanes would take a third of the time
+        ((4, 63), (300, 63)),  # no whole vectors
+        ((2, 4, 64), (30, 64)),  # one matrix for several
+    ],
+    ids=str,
+)
+def test_other_products_are_packed(x, y):
+    assert "matmul" in build(_scores, [random(*x), random(*y, seed=1)]).rules
+
+
+def test_weights_are_packed():
+    x, y = random(4, 384), random(500, 384, seed=1)
+    check(_scores, _reference, [x], [y], rule="matmul")
+
+
+def test_a_permutation_of_other_axes_is_not_a_transpose():
+    x, y = random(5, 2, 64), random(64, 5, 7, seed=1)
+    built = build(
+        lambda builder, x, y: op.matmul(x, builder.emit(op.permute_dims(y, [1, 0, 2]))), [x, y]
+    )
+    assert "matmul" in built.rules
+
+
+def test_strict_accuracy_packs_where_a_lane_would_add_too_many():
+    inputs = [random(2, 1024), random(30, 1024, seed=1)]
+    with choosing(Choices(accuracy="strict")):
+        assert "dot products" not in build(_scores, inputs).rules
+    assert "dot products" in build(_scores, inputs).rules
+
+
+@pytest.mark.parametrize("target", [NATIVE, NEON], ids=["native", "neon"])
+def test_a_tile_leaves_registers_for_its_operands(target):
+    machine = Microarchitecture.of(target)
+    for rows in (1, 2, 3, 4, 5, 8, 32):
+        tall, wide = dots.tile(rows, 1000, machine)
+        assert tall <= rows
+        assert tall * wide + min(tall, wide) < machine.vector_registers
