@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
+import signal
 import sys
 import threading
 import weakref
@@ -49,6 +50,17 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
     """Seed what a file draws when it is imported: the same data whichever files are run."""
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> Iterator[None]:
+    """Receive SIGINT, which is ignored by what a shell runs in the background and what that starts.
+
+    Processes that a test starts have the default again, as a handler is not inherited.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

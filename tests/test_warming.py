@@ -194,9 +194,7 @@ def test_dying_worker_loses_one_signature(models: Path) -> None:
 
 def test_interrupt_keeps_finished_programs(models: Path, cache_directory: Path) -> None:
     shapes = [argument for rows in range(1, 65) for argument in ("--shape", f"{rows},4")]
-    # A shell that starts the tests in the background lets them, and what they start, ignore SIGINT.
-    main = "from signal import *; signal(SIGINT, default_int_handler); from tvmify.cli import app"
-    command = [sys.executable, "-c", f"{main}; app()", "warmup", "my_models:Net"]
+    command = [sys.executable, "-m", "tvmify", "warmup", "my_models:Net"]
     process = subprocess.Popen(
         [*command, *shapes, "--jobs", "1", "--json"],
         stdout=subprocess.PIPE,

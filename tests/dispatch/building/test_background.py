@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -62,6 +63,26 @@ def test_process_exit_during_a_build(cache_directory: Any) -> None:
     """)
     assert (result.returncode, result.stdout, result.stderr) == (0, "bye\n", "")
     assert not [path for path in cache_directory.glob("*") if len(path.name) == 64]
+
+
+def test_an_interrupt_during_a_build_ends_the_process_by_its_signal() -> None:
+    result = run_script("""
+    import signal, time
+
+    def build(between):
+        try:
+            while True:
+                time.sleep(0.01)
+                between()
+        finally:
+            exec("pass")
+
+    job = background.Job(build)
+    background.worker.submit(job)
+    os.kill(os.getpid(), signal.SIGINT)
+    """)
+    assert result.stderr.endswith("KeyboardInterrupt\n")
+    assert result.returncode == -signal.SIGINT
 
 
 @pytest.mark.parametrize("is_sent", [True, False])

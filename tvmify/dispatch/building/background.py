@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import weakref
 from collections import deque
@@ -133,6 +134,11 @@ class Worker:
         self.builder.stop()
         if self._thread not in (None, threading.current_thread()):
             self._thread.join()
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:
+            # CPython ends by SIGINT then, but forgets it when any thread executes code from a text,
+            # as an import of a dataclass does.
+            with contextlib.suppress(KeyboardInterrupt):
+                exec("raise KeyboardInterrupt")
 
     def abandon(self) -> None:
         """Abandon all jobs in a forked child, whose calls submit them to its own worker."""
