@@ -147,6 +147,27 @@ def test_forward_runs_in_python_if_it_must(cls: type[Net], result: Callable[[Any
         decorate(cls().eval(), cache=False, strict=True)(x)
 
 
+class Updates(Net):
+    """Puts its result into the dict that it was given, as sentence-transformers do."""
+
+    def forward(self, batch: Any) -> Any:
+        batch["logits"] = super().forward(batch["x"])
+        return batch
+
+
+def test_modules_of_a_forward_that_changes_its_arguments_are_compiled() -> None:
+    net = Updates().eval()
+    fast: Any = decorate(net, cache=False)
+    with torch.no_grad():
+        for rows in (3, 4, 3):
+            batch = {"x": torch.randn(rows, 4)}
+            assert fast(batch) is batch
+            assert_close(batch["logits"], Net.forward(net, batch["x"]))
+    assert fast.cache_info().eager == 0
+    (method,) = fast.explain().methods
+    assert {part.name for part in method.parts} == {"Updates.body", "Updates.head"}
+
+
 class PassesFunctions(Net):
     def forward(self, batch: Any) -> Any:
         q = super().forward(batch)[None, None]

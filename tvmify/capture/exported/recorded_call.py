@@ -17,7 +17,7 @@ from tvmify.capture.exported.tensor_state import TensorState
 from tvmify.capture.questions import refusing_unrecorded
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, check_sizes
-from tvmify.errors import CaptureError, NumberNeeded
+from tvmify.errors import NeedsPython, NumberNeeded
 from tvmify.signature import NumberArgument
 
 #: Values that operators take but ``torch.export`` does not accept as arguments.
@@ -113,7 +113,7 @@ class RecordedCall:
             raise NumberNeeded(needed.places) from None
         now = pytree.tree_leaves((args, kwargs), is_leaf=is_size)
         if len(now) != len(leaves) or any(a is not b for a, b in zip(now, leaves, strict=True)):
-            raise CaptureError(
+            raise NeedsPython(
                 "forward changes a list, dict or object that is one of its arguments",
                 "Return the new value instead.",
             )
