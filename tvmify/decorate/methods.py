@@ -13,6 +13,7 @@ from torch.compiler import is_compiling
 
 from tvmify.capture.twin import twin
 from tvmify.decorate.caches import GrowingCache, declare_lengths, with_tensors
+from tvmify.decorate.generation import compile_around_generate
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.generality.declared import check_names
 from tvmify.dispatch.subject import Subject
@@ -72,6 +73,10 @@ def decorate_methods(
         setattr(cls, name, _decorated(function, name, decoration))
     if "forward" in eager:
         cls._compiled_call_impl = shortcut(f"{attribute}forward", cls.forward)
+        if "generate" not in eager:
+            compile_around_generate(
+                cls, lambda module: dispatcher_of_method(module, "forward", decoration)
+            )
     cls.__tvmify__ = decoration  # type: ignore[attr-defined]
     cls.__prepare_scriptable__ = _prepared  # type: ignore[attr-defined]
 

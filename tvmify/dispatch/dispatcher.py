@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from tvmify.artifact import Artifact
@@ -43,11 +44,13 @@ from tvmify.dispatch.generality.sizes import Sizes
 from tvmify.dispatch.generality.sizes_and_numbers import SizesAndNumbers
 from tvmify.dispatch.misses import Misses
 from tvmify.dispatch.outcome import Compiled, Eager, Outcome, Partitioned, example
+from tvmify.dispatch.parts import PartCalls
 from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.subject import Subject
-from tvmify.errors import Uninitialized
+from tvmify.dispatch.submodules import Submodules
+from tvmify.errors import CaptureError, Uninitialized
 from tvmify.runtime import LatestCall, flatten, take_failure, unusual_signature
 from tvmify.signature import Args, Kwargs
 from tvmify.system import forks
@@ -82,6 +85,8 @@ class Dispatcher:
         self.latest = LatestCall()
         self._lock = forks.Lock()
         self._reports = Reports(subject)
+        # The submodules for other methods, and the state of the module that they are of.
+        self._submodules: tuple[int, Submodules | None] = (-1, None)
         self._numbers = Numbers()
         self._sizes = Sizes(subject.options.dynamic, subject.symbols)
         self._general = Generalizing(
@@ -239,6 +244,37 @@ class Dispatcher:
         self._reports.warn(failed)
         return result
 
+    # --------------------------------------------------------------------------- other methods
+
+    def view(self, call: Callable[..., Any], stays: Callable[[nn.Module], bool]) -> Any:
+        """Return a view of the module, on which a method that Python runs calls compiled code.
+
+        Parameters
+        ----------
+        call, stays
+            As for `Submodules`.
+        """
+        module, state = self.module(), self.state.module
+        if not state.is_unchanged():
+            self._inspect()
+        number = state.current.number
+        known, submodules = self._submodules
+        if known != number:
+            submodules = None
+            with self._lock, contextlib.suppress(CaptureError):  # there is nothing to compile
+                submodules = Submodules(
+                    self.subject,
+                    call,
+                    lambda child: state.submodule(child, self.state.make_part),
+                    stays=stays,
+                )
+            self._submodules = number, submodules
+        return module if submodules is None else submodules.view
+
+    def _called_by_methods(self) -> Sequence[PartCalls]:
+        submodules = self._submodules[1]
+        return () if submodules is None else submodules.parts
+
     # -------------------------------------------------------------------------- for other modules
 
     def warm_up(self, args: Args, kwargs: Kwargs, declared: Declared | None = None) -> Outcome:
@@ -340,6 +376,7 @@ class Dispatcher:
             self.state.memory.clear()
             self._general.forget()
             self.latest.forget()
+            self._submodules = -1, None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles of a module have no dispatcher at first: it belongs to one module.
@@ -347,13 +384,15 @@ class Dispatcher:
 
     def cache_info(self) -> CacheInfo:
         """Return the counts of the caches."""
-        return info_of(self.state.memory, self.state.counts, self.latest.hits)
+        called = self._called_by_methods()
+        return info_of(self.state.memory, self.state.counts, self.latest.hits, called)
 
     def explain(self, neighbours: Neighbours | None = None) -> ExplainedSubject:
         """Return what ran where, and why."""
         subject, outcomes = self.subject, self.state.memory.everything()
         neighbours = neighbours or Neighbours(subject.options.cache_directory())
-        return explain(subject.name, outcomes, self.cache_info(), neighbours)
+        info, called = self.cache_info(), self._called_by_methods()
+        return explain(subject.name, outcomes, info, neighbours, called)
 
 
 def _forget(dispatcher: weakref.ref[Dispatcher]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 def explain(
-    name: str, outcomes: Collection[Outcome], info: CacheInfo, neighbours: Neighbours
+    name: str,
+    outcomes: Collection[Outcome],
+    info: CacheInfo,
+    neighbours: Neighbours,
+    called: Sequence[ReportsCalls] = (),
 ) -> ExplainedSubject:
     """Describe what ran where, and why.
 
@@ -32,8 +36,10 @@ def explain(
         Its counts.
     neighbours
         Finds the most similar entries of the disk cache.
+    called
+        Parts that other methods of the module call.
     """
-    parts = [part.explain(neighbours) for part in _parts_of(outcomes)]
+    parts = [part.explain(neighbours) for part in _parts_of(outcomes, called)]
     return ExplainedSubject(
         name=name,
         info=info,
@@ -42,7 +48,9 @@ def explain(
     )
 
 
-def info_of(memory: Memory, counts: Counts, latest_hits: int) -> CacheInfo:
+def info_of(
+    memory: Memory, counts: Counts, latest_hits: int, called: Sequence[ReportsCalls] = ()
+) -> CacheInfo:
     """Return the counts of one module or function, and of its parts.
 
     Parameters
@@ -53,6 +61,8 @@ def info_of(memory: Memory, counts: Counts, latest_hits: int) -> CacheInfo:
         Its counts of misses and of calls in eager.
     latest_hits
         How many calls its `LatestCall` has run.
+    called
+        As for `explain`.
     """
     outcomes, others = memory.values(), memory.undescribed.by_reason
     info = CacheInfo(
@@ -66,7 +76,7 @@ def info_of(memory: Memory, counts: Counts, latest_hits: int) -> CacheInfo:
         evictions=memory.evictions,
         postponed=counts.postponed,
     )
-    return info.with_parts(part.cache_info() for part in _parts_of(outcomes))
+    return info.with_parts(part.cache_info() for part in _parts_of(outcomes, called))
 
 
 def _signature(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
@@ -103,7 +113,8 @@ def _signature(outcome: Outcome, neighbours: Neighbours) -> ExplainedSignature:
     return replace(explained, runs="eager", reason=why.reason, next_step=why.next_step)
 
 
-def _parts_of(outcomes: Iterable[Outcome]) -> list[ReportsCalls]:
-    """Return the distinct parts by which outcomes run."""
-    partitioned = (outcome.parts for outcome in outcomes if isinstance(outcome, Partitioned))
-    return list(dict.fromkeys(part for parts in partitioned for part in parts.parts))
+def _parts_of(outcomes: Iterable[Outcome], called: Sequence[ReportsCalls]) -> list[ReportsCalls]:
+    """Return the distinct parts by which outcomes run, and those that other methods call."""
+    partitioned = [outcome.parts for outcome in outcomes if isinstance(outcome, Partitioned)]
+    found = [part for parts in partitioned for part in parts.parts]
+    return list(dict.fromkeys([*found, *called]))

@@ -21,26 +21,32 @@ from tvmify.signature import Args, Kwargs
 
 #: Modules that are iterated over or indexed, rather than called.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+#: What the class of a view has.
+_IS_VIEW = "__tvmify_view__"
 
 
-class Children:
-    """Runs a module in Python, and its submodules through dispatchers.
+class Submodules:
+    """The submodules of a module, each called through a dispatcher.
 
     Parameters
     ----------
     subject
         The module.
-    reason
-        Why the module could not be captured.
+    call
+        What calls of the view run; takes the view first.
     make_part
         Makes the dispatcher of a child.
+    is_settled
+        Whether the first calls of the module are over, in which it may set attributes.
+    stays
+        Whether a child stays as it is.
 
     Attributes
     ----------
-    reason
-        As given.
     parts
         The dispatchers of submodules.
+    view
+        The module, with its submodules in the place of its children.
 
     Raises
     ------
@@ -48,34 +54,28 @@ class Children:
         It has no child that can be compiled.
     """
 
-    how = "its forward runs in Python, and the modules that it calls are compiled separately"
-    has_effects = is_random = True  # as far as is known
-    runs_in_python = True
-
-    def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
-        self.reason = reason
+    def __init__(
+        self,
+        subject: Subject,
+        call: Callable[..., Any],
+        make_part: MakePart,
+        *,
+        is_settled: bool = False,
+        stays: Callable[[nn.Module], bool] = lambda _: False,
+    ) -> None:
         self._parent = subject
         self._make_part = make_part
+        self._is_settled = is_settled
+        self._stays = stays
         self.parts: list[PartCalls] = []
         module = subject.module()
         if isinstance(module, nn.Module) and not isinstance(module, torch.jit.ScriptModule):
             children = self._children(module, "")
-            self._view = _view(module, lambda: children, subject.eager)
+            self.view = _view(module, lambda: children, call)
         if not self.parts:
             raise CaptureError(
                 "it has no submodules that can be compiled", "Decorate what it calls."
             )
-
-    def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
-        """Run one call."""
-        return self._parent.eager(self._view, *args, **kwargs)
-
-    def check(self, *_: Any) -> None:
-        """Accept every call: forward runs as in eager."""
-
-    def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
-        """Return no tensors: the dispatchers of the children bind their weights themselves."""
-        return {}
 
     def _children(self, module: nn.Module, path: str) -> dict[str, nn.Module | None]:
         return {
@@ -85,7 +85,7 @@ class Children:
 
     def _child(self, child: nn.Module, path: str) -> nn.Module:
         decorated = getattr(type(child), "__tvmify__", None) is not None
-        if decorated or isinstance(child, torch.jit.ScriptModule):
+        if decorated or isinstance(child, torch.jit.ScriptModule) or self._stays(child):
             return child
         # forward may call other methods of the child, which call these
         within = functools.cache(lambda: self._children(child, f"{path}."))
@@ -102,11 +102,60 @@ class Children:
                 options=parent.options,
                 module=child,
                 is_part=True,
-                is_settled=isinstance(self.reason, ChangesItself),
+                is_settled=self._is_settled,
             )
         )
         self.parts.append(part)
         return _view(child, within, lambda _, *args, **kwargs: part(args, kwargs))
+
+
+class Children(Submodules):
+    """Runs a module in Python, and its submodules through dispatchers.
+
+    Parameters
+    ----------
+    subject
+        The module.
+    reason
+        Why the module could not be captured.
+    make_part
+        Makes the dispatcher of a child.
+
+    Attributes
+    ----------
+    reason
+        As given.
+
+    Raises
+    ------
+    CaptureError
+        It has no child that can be compiled.
+    """
+
+    how = "its forward runs in Python, and the modules that it calls are compiled separately"
+    has_effects = is_random = True  # as far as is known
+    runs_in_python = True
+
+    def __init__(self, subject: Subject, reason: NotCompiled, make_part: MakePart) -> None:
+        self.reason = reason
+        is_settled = isinstance(reason, ChangesItself)
+        super().__init__(subject, subject.eager, make_part, is_settled=is_settled)
+
+    def __call__(self, args: Args, kwargs: Kwargs, eager: Callable[[], Any]) -> Any:
+        """Run one call."""
+        return self._parent.eager(self.view, *args, **kwargs)
+
+    def check(self, *_: Any) -> None:
+        """Accept every call: forward runs as in eager."""
+
+    def bind(self, module: Any) -> Mapping[str, torch.Tensor]:
+        """Return no tensors: the dispatchers of the children bind their weights themselves."""
+        return {}
+
+
+def is_view(module: nn.Module) -> bool:
+    """Whether a module is a view of another, whose children are called through dispatchers."""
+    return getattr(type(module), _IS_VIEW, False)
 
 
 def _view(
@@ -139,6 +188,7 @@ def _view(
             return views[name]
         return base.__getattr__(self, name)
 
+    @functools.wraps(base.forward, updated=())  # callers may look for the names of its arguments
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return (call if self.__dict__ is own else base.forward)(self, *args, **kwargs)
 
@@ -148,6 +198,7 @@ def _view(
         "__getattr__": attribute,
         "_modules": property(modules, set_modules),
         "forward": forward,
+        _IS_VIEW: True,
     }
     view = object.__new__(type(base)(base.__name__, (base,), members))
     object.__setattr__(view, "__dict__", own)

@@ -1,0 +1,107 @@
+"""What ``generate`` of transformers calls besides the module runs compiled, too."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from tvmify import tvmify as decorate
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+
+
+@pytest.fixture
+def network() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}
+    tokens = {"pad_token_id": 0, "eos_token_id": None, "decoder_start_token_id": 0}
+    config = transformers.T5Config(**sizes, **tokens, num_heads=2)
+    network = transformers.T5ForConditionalGeneration(config).eval()
+    for weight in network.parameters():  # so that every token follows from the whole text
+        torch.nn.init.normal_(weight, std=0.3)
+    return network
+
+
+def text(length: int) -> dict[str, Any]:
+    tokens = torch.randint(3, 64, (2, length))
+    mask = torch.ones_like(tokens)
+    tokens[0, :2] = mask[0, :2] = 0
+    return {"input_ids": tokens, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+
+
+def test_encoder_is_compiled(network: Any) -> None:
+    fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
+    for length in (7, 9, 20):
+        given = text(length)
+        assert torch.equal(fast.generate(**given), network.generate(**given))
+    plain, _ = fast.explain().methods
+    (encoder,) = plain.parts
+    assert encoder.name.endswith(".encoder")
+    assert {signature.runs for signature in encoder.signatures} == {"compiled"}
+    assert encoder.info.builds == 2  # for the first length, and for any
+    builds = fast.cache_info().builds
+    # Weights may change, and modules be replaced.
+    for one in (network, fast):
+        one.encoder.final_layer_norm.weight.data.mul_(2)
+    assert torch.equal(fast.generate(**given), network.generate(**given))
+    assert fast.cache_info().builds == builds
+    torch.nn.init.normal_(network.encoder.block[0].layer[0].SelfAttention.q.weight)
+    fast.encoder = copy.deepcopy(network.encoder)
+    assert torch.equal(fast.generate(**given), network.generate(**given))
+    assert fast.cache_info().eager == 0
+
+
+def test_generate_calls_hooks_of_the_decorated_object(network: Any) -> None:
+    fast = decorate(network, on_miss="eager")
+    calls: list[Any] = []
+    fast.register_forward_hook(lambda *given: calls.append(given))
+    fast.generate(**text(7))
+    assert len(calls) == 5  # one for each token
+
+
+def test_generate_calls_an_overridden_forward(network: Any) -> None:
+    calls: list[Any] = []
+
+    class Counting(decorate(type("T5", (type(network),), {}), on_miss="eager")):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(kwargs)
+            return super().forward(*args, **kwargs)
+
+    given = text(7)
+    fast = Counting(network.config).eval()
+    fast.load_state_dict(network.state_dict())
+    assert torch.equal(fast.generate(**given), network.generate(**given))
+    assert len(calls) == 5
+
+
+def test_module_is_freed_after_generation(network: Any) -> None:
+    fast = decorate(network, on_miss="eager")
+    fast.generate(**text(7))
+    alive = weakref.ref(fast)
+    del fast
+    gc.collect()
+    assert alive() is None
+
+
+def test_submodule_that_generates_by_itself_stays_in_eager() -> None:
+    transformers = pytest.importorskip("transformers")
+    layers = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    layers |= {"intermediate_size": 32, "projection_dim": 8}
+    texts = {"vocab_size": 64, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+    config = transformers.BlipConfig(
+        text_config=layers | texts | {"pad_token_id": 0, "encoder_hidden_size": 16},
+        vision_config=layers | {"image_size": 32, "patch_size": 16},
+    )
+    network = transformers.BlipForConditionalGeneration(config).eval()
+    fast: Any = decorate(network, on_miss="eager")
+    given = {"pixel_values": torch.randn(1, 3, 32, 32), "max_new_tokens": 3}
+    assert torch.equal(fast.generate(**given), network.generate(**given))
+    (method,) = fast.explain().methods
+    # Parts of its decoder would be called with a cache in each step.
+    assert [part.name for part in method.parts] == ["BlipForConditionalGeneration.vision_model"]
