@@ -290,7 +290,7 @@ CASES = {
         _with_cache,
         [_ONE, _PAST, _ONE, _PAST, _ONE],
         _with_cache_reference,
-        {"matmul", "reduction", "elementwise"},
+        {"dot products", "matmul", "reduction", "elementwise"},
     ),
     "the last of each": Case(
         _last_linear,

@@ -18,12 +18,12 @@ from __future__ import annotations
 from math import gcd
 
 from tvm import relax, s_tir, te, tirx
-from tvm.ir import Call, Expr, Op
+from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL, TILE
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, loops_along, named, own_loops
-from tvmify.compiler.kernels.common.legalizing import call_template, values_of
+from tvmify.compiler.kernels.common.legalizing import call_template
 from tvmify.compiler.kernels.common.loops import (
     fuse,
     iterations,
@@ -34,6 +34,8 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.kernels.matmul.plan import longest_sum
+from tvmify.compiler.kernels.matmul.rows import align
+from tvmify.compiler.kernels.matmul.vectors import untransposed
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
@@ -41,19 +43,19 @@ from tvmify.compiler.sizes import Size
 NAME, PARTIAL, STORE = "dot products", "dots_partial", "dots_store"
 #: LLVM adds the lanes of as many sums at a time, by transposing them in registers.
 _TOGETHER = 4
-_PERMUTE = Op.get("relax.permute_dims")
 
 
 def legalize(builder: relax.BlockBuilder, call: Call, machine: Microarchitecture) -> Expr | None:
     """Lower ``relax.matmul`` with a transposed activation; None if packing that is faster."""
     left, dtype = call.args[0], str(call.ty.dtype)
-    right = _untransposed(builder, call.args[1])
+    right = untransposed(builder, call.args[1])
     if right is None or dtype not in ("float32", "float64"):
         return None
     (*batch, rows, depth), (*others, columns, _) = (
         sizes.sizes_of(x.ty.shape) for x in (left, right)
     )
-    if not sizes.same_shape(batch, others) or not isinstance(depth, int):
+    is_whole = sizes.same_shape(batch, others) or all(map(sizes.is_one, (*batch, *others)))
+    if not is_whole or not isinstance(depth, int):
         return None
     lanes = gcd(depth, machine.lanes(bits_of(dtype)))
     steps = depth // lanes
@@ -65,8 +67,9 @@ def legalize(builder: relax.BlockBuilder, call: Call, machine: Microarchitecture
 
     def template(x: te.Tensor, y: te.Tensor) -> te.Tensor:
         step = te.reduce_axis((0, steps), "step")
-        *outer, height, _ = x.shape
-        width = y.shape[-2]
+        *own, height, _ = x.shape
+        *others, width, _ = y.shape
+        outer = max(own, others, key=len)  # all of one element if they differ
         axes = [f"axis{i}" for i in range(len(outer))]
 
         def partial(*index: tirx.Var) -> Expr:
@@ -74,7 +77,8 @@ def legalize(builder: relax.BlockBuilder, call: Call, machine: Microarchitecture
             row = _within(row_tile * tall + row, height, tall)
             column = _within(column_tile * wide + column, width, wide)
             along = step * lanes + lane
-            return te.sum(x[(*at, row, along)] * y[(*at, column, along)], axis=step)
+            left = x[(*align(at, own), row, along)]
+            return te.sum(left * y[(*align(at, others), column, along)], axis=step)
 
         tiles = sizes.ceil_div(height, tall), sizes.ceil_div(width, wide)
         names = named(*axes, "row_tile", "column_tile", ROW, "column", LANE, "step")
@@ -109,18 +113,6 @@ def tile(rows: int, columns: int, machine: Microarchitecture) -> tuple[int, int]
         if tall * wide + min(tall, wide) < machine.vector_registers
     )
     return min(fitting, key=cost)
-
-
-def _untransposed(builder: relax.BlockBuilder, right: Expr) -> Expr | None:
-    """Return the tensor of which an operand is the transpose."""
-    value = values_of(builder).get(right) if isinstance(right, relax.Var) else None
-    if not isinstance(value, Call) or not value.op.same_as(_PERMUTE):
-        return None
-    rank = len(right.ty.shape)
-    axes = value.attrs.axes
-    order = [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
-    is_transpose = order == [*range(rank - 2), rank - 1, rank - 2]
-    return value.args[0] if is_transpose else None
 
 
 def _within(index: Expr, size: Size, tile: int) -> Expr:

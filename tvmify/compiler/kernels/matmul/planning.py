@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
 
 
+#: Symbolic sizes of a product of two activations are planned for at least so many rows and columns,
+#: and elements of the reduction. What is tuned for says little about each of several symbols, and
+#: a plan for few takes several times as long for many, while one for many serves few as well.
+_SIDE, _DEPTH = 128, 512
+
+
 def plan_for(
     work: plans.Workload,
     rows: Size,
@@ -49,6 +55,12 @@ def workload(
     `extents` are the number of products, and the rows, columns and depth of each.
     """
     batch, rows, columns, depth = sizes.hints(extents)
+    if not packed:
+        least = ((rows, _SIDE), (columns, _SIDE), (depth, _DEPTH))
+        rows, columns, depth = (
+            hint if sizes.is_static(size) else max(hint, least)
+            for size, (hint, least) in zip(extents[1:], least, strict=True)
+        )
     steps = -(-depth // 2) if paired else depth
     kind = pairs.KIND if paired else dtype
     return plans.Workload(batch, rows, columns, steps, kind, packed, row_stride)

@@ -45,7 +45,7 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.short_tiles import half_last_tile
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.kernels.matmul import compact, dots, pairs, plan
+from tvmify.compiler.kernels.matmul import compact, dots, pairs, plan, vectors
 from tvmify.compiler.kernels.matmul.rows import stacked
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
@@ -70,7 +70,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     out, left_shape, right_shape = (sizes.sizes_of(x.ty.shape) for x in (call, left, right))
     dtype = str(call.ty.dtype)
     # Dot products and matrix-vector products fill no tile; the reduction rule vectorizes them.
-    if min(len(left_shape), len(right_shape)) < 2 or sizes.is_one(out[-1]) or dtype == "bool":
+    if min(len(left_shape), len(right_shape)) < 2:
+        return vectors.legalize(builder, call)
+    if sizes.is_one(out[-1]) or dtype == "bool":
         return plain(builder, call)
     if min(sizes.hints(left_shape + right_shape)) == 0:
         return plain(builder, call)
@@ -190,7 +192,8 @@ class Matmul(Rule):
         row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
         count = sizes.number_or_expression(sch.get(row).extent)
         fewest = plan.fewest(cut.block) if is_symbolic(sch, row) else cut.block
-        outermost, row_tile = split_into_tiles(sch, cut, row, column, around)
+        packs_inside = packing is not None and cut.block >= cut.row_tiles
+        outermost, row_tile = split_into_tiles(sch, cut, row, column, around, packs_inside)
         parallel_if_worth(sch, outermost, machine, cut.work)
 
         # 3. Sum up a tile in registers: all of the reduction, or a block of it.
@@ -205,7 +208,6 @@ class Matmul(Rule):
         # 4. Pack columns and multiply rows by their gate: where they are used, in L1, or before. In
         #    a pass of its own, packing is divided among threads also if there are few columns.
         lanes = machine.lanes(cut.bits)
-        packs_inside = packing is not None and cut.block >= cut.row_tiles
         gates_inside = gated is not None and cut.column_tiles <= MATMUL.few_gated_panels
         if packs_inside:
             sch.compute_at(packing, outermost, preserve_unit_loops=True)
@@ -237,6 +239,7 @@ def split_into_tiles(
     row: LoopRV,
     column: LoopRV,
     around: Iterable[LoopRV] = (),
+    is_whole: bool = False,
 ) -> tuple[LoopRV, LoopRV]:
     """Split the loops over rows and columns as planned.
 
@@ -244,20 +247,24 @@ def split_into_tiles(
     ----------
     around
         The loops around these two.
+    is_whole
+        Whether all rows are one block, however many there are: then a panel is packed once.
 
     Returns
     -------
     LoopRV, LoopRV
         The loop over all blocks of tiles, and the one over the tiles of a block.
     """
-    row_block, row_tile, row = _split_rows(sch, cut, row)
+    row_block, row_tile, row = _split_rows(sch, cut, row, is_whole)
     column_tile, column = sch.split(column, [None, cut.columns])
     nest = [row_block, column_tile] if cut.rows_first else [column_tile, row_block]
     sch.reorder(*around, *nest, row_tile, row, column)
     return fuse(sch, [*around, *nest]), row_tile
 
 
-def _split_rows(sch: s_tir.Schedule, cut: Cut, row: LoopRV) -> tuple[LoopRV, LoopRV, LoopRV]:
+def _split_rows(
+    sch: s_tir.Schedule, cut: Cut, row: LoopRV, is_whole: bool
+) -> tuple[LoopRV, LoopRV, LoopRV]:
     """Split a loop over rows into blocks of tiles, tiles, and the rows of a tile.
 
     If rows are symbolic, the last block and tile may have fewer (see `bound_loops`).
@@ -265,7 +272,7 @@ def _split_rows(sch: s_tir.Schedule, cut: Cut, row: LoopRV) -> tuple[LoopRV, Loo
     if not is_symbolic(sch, row):
         return sch.split(row, [cut.row_tiles // cut.block, cut.block, cut.rows])
     row_tile, row = sch.split(row, [None, cut.rows])
-    return *sch.split(row_tile, [None, cut.block]), row
+    return *sch.split(row_tile, [1, None] if is_whole else [None, cut.block]), row
 
 
 def add_up_blocks(
