@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import fx, nn
 
 from tvmify import tvmify as decorate
-from tvmify.errors import DependsOnValues
+from tvmify.capture import capture
+from tvmify.errors import DependsOnValues, NeedsPython
 
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "aten.equal": lambda x: x + 1 if torch.equal(x, x.abs()) else x - 1,
@@ -23,3 +25,13 @@ def test_an_operator_that_reads_values_is_named(operator: str) -> None:
     place = r"depends on the values of tensors \(.*test_exporting.py:\d+\)"
     with torch.inference_mode(), pytest.raises(DependsOnValues, match=f"{operator}.*{place}"):
         function(torch.eye(3))
+
+
+def test_what_a_graph_module_asks_is_seen() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    offset = graph.call_method("storage_offset", (x,))
+    graph.output(graph.call_function(torch.add, (x, offset)))
+    module = fx.GraphModule(nn.Module(), graph)
+    with pytest.raises(NeedsPython, match="asks for storage_offset"):
+        capture(module, (torch.zeros(2),), {})

@@ -283,6 +283,19 @@ def test_buffers_and_arguments_are_written_in_place() -> None:
     assert total().eager == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*not contiguous:tvmify.TvmifyWarning")
+@pytest.mark.usefixtures("inference")
+def test_copies_of_what_is_not_contiguous_are_copies() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x.contiguous().add_(1) + x
+
+    fast = compiled(forward)
+    for x in (torch.randn(4, 6), torch.randn(6, 4).t(), torch.randn(4, 12)[:, ::2]):
+        other = torch.empty_strided(x.shape, x.stride()).copy_(x)
+        torch.testing.assert_close(fast(x), forward(other))
+        torch.testing.assert_close(x, other)
+
+
 @pytest.mark.usefixtures("inference")
 def test_reset_of_dynamo_separates_earlier_graphs() -> None:
     x = torch.randn(3, 8)

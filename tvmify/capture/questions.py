@@ -55,8 +55,8 @@ _NAMES = frozenset("is_scripting _get_tracing_state is_exporting requires_grad_"
 }
 #: Names of operators on lists of tensors. TorchScript drops those that only write.
 _ON_LISTS = "_foreach_"
-#: Methods whose results depend on the memory layout of a tensor.
-_LAYOUT = frozenset({"stride", "is_contiguous"})
+#: Methods whose results depend on how a tensor lies in memory.
+_LAYOUT = frozenset("stride is_contiguous is_conj is_neg resolve_conj resolve_neg".split())
 _FUNCTIONS = (torch.jit.is_scripting, torch.compiler.is_exporting)
 
 
@@ -130,9 +130,12 @@ def _is_called_by_torch() -> bool:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__") in _DISPATCHING:
         frame = frame.f_back
-    return frame is not None and _is_of_torch(frame.f_globals.get("__name__"))
+    name = None if frame is None else frame.f_globals.get("__name__")
+    return _is_of_torch(name) and name != _RUNS_GRAPHS
 
 
+#: Calls what a graph calls, which is not torch's own code.
+_RUNS_GRAPHS = "torch.fx.interpreter"
 #: Where methods of tensors that are written in Python call modes.
 _DISPATCHING = frozenset({"torch._tensor", "torch.overrides"})
 

@@ -18,6 +18,7 @@ from torch import fx
 from torch._guards import CompileContext
 
 from tvmify.capture import RecordedGraph
+from tvmify.capture.values import recorded_contiguous
 
 #: Picks some of the arguments of a call.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -147,6 +148,8 @@ class DynamoGraph:
             if node.target is torch._C._autograd._get_data_attr:  # type: ignore[attr-defined]
                 node.target = torch.Tensor.detach  # torch.export takes the other for a constant
             node.target = _AUTOCAST.get(node.target, node.target)
+            if node.op == "call_method" and node.target == "contiguous":
+                node.op, node.target = "call_function", recorded_contiguous
         graph.lint()
         return cls(
             origin=origin,

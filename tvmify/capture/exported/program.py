@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 from torch.export import ExportedProgram
+from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact.objects import describe_objects, reachable
@@ -142,11 +145,26 @@ class TracedProgram(Program):
 def _copied(module: torch.nn.Module) -> torch.nn.Module:
     """Return a twin of a module that can be recorded."""
     copied = twin(module)
+    if isinstance(module, fx.GraphModule) and not isinstance(module, RecordedGraph):
+        copied.__class__ = _by_nodes(type(module))
     for part in copied.modules():
         make_buffers(part)  # otherwise recording would write to them
     avoid_nested_tensors(copied)
     refuse_nested_tensors(copied)
     return copied
+
+
+def _by_nodes(cls: type[fx.GraphModule]) -> type[torch.nn.Module]:
+    """Return a class that runs the graph of a module node by node, as ``torch.export`` does, which
+    would do so without calling forward, and with it what surrounds a recorded call.
+    """
+
+    @functools.wraps(cls.forward)
+    def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        with preserve_node_meta():
+            return fx.Interpreter(module, graph=module._graph).run(*args, *kwargs.values())
+
+    return type(cls.__name__, (torch.nn.Module,), {"forward": forward})
 
 
 def _watched(
