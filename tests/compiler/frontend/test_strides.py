@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tvmify.artifact.results import Argument
 from tvmify.capture import capture
 from tvmify.compiler.frontend.sharing import ModuleTensor, sharing
+from tvmify.errors import UnsupportedOperator
 
 X, Y = Argument(0), Argument(1)
 
@@ -77,11 +78,24 @@ def written_alone(x: Tensor, y: Tensor) -> Tensor:
         (lambda x, y: x.reshape(-1).add_(1).sum(), {X}),
         # elements of memory
         (lambda x, y: (x * y).as_strided((3,), (1,)) + 1, {X, Y}),
-        (lambda x, y: F.linear(x, y).as_strided((3,), (1,)) + 1, set()),
+        (lambda x, y: F.linear(x, y).as_strided((3,), (1,), 2) + 1, set()),
     ],
 )
 def test_which_arguments_need_to_be_contiguous(function: Callable[..., Any], expected: set[Any]):
     assert needed(function) == expected
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x.as_strided((3,), (1,), 2) + 1,
+        lambda x, y: (y[1:].as_strided((3,), (1,), 0), x + 1),
+        lambda x, y: x.t().as_strided((3,), (1,), 2).add_(1) + y[0, :3],
+    ],
+)
+def test_offsets_in_memory_that_begins_elsewhere_are_refused(function: Callable[..., Any]):
+    with pytest.raises(UnsupportedOperator, match=r"memory of leaf . of the arguments begins"):
+        needed(function)
 
 
 def test_memory_of_weights_counts():

@@ -160,6 +160,8 @@ class _Reader:
         for node in operators.calls(self.program.graph):
             if operators.is_mutating(node):
                 self._check_write(node)
+            if node.target is torch.ops.aten.as_strided.default:
+                self._check_offset(node)
         (results,) = self.program.graph.output_node().args
         nodes = [self._itself(x) if isinstance(x, fx.Node) else None for x in results]  # type: ignore[union-attr]
         places: list[Place | None] = [None] * len(nodes)
@@ -207,6 +209,17 @@ class _Reader:
                         [operators.name(node)], "it changes the shape of an argument or buffer"
                     )
                 self.written.add(base)
+
+    def _check_offset(self, node: fx.Node) -> None:
+        """Refuse an offset in memory that begins elsewhere in another call."""
+        offset = operators.arguments(node)["storage_offset"]
+        *_, root = lineage(node)
+        if offset is not None and root in self.bases and not aliases.is_fresh_literal(root):
+            raise UnsupportedOperator(
+                [operators.name(node)],
+                f"its offset counts from where the memory of {self.bases[root]} begins, which may "
+                "differ from call to call",
+            )
 
     def _names(self, owners: list[fx.Node]) -> list[str]:
         return [str(self.bases[owner]) for owner in owners]
