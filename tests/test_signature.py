@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tvmify import TensorSpec, UnsupportedInput
-from tvmify.signature import Signature
+from tvmify.signature import Signature, check_weight, unreadable_kind
 
 
 def test_spec_describes_and_makes_a_tensor() -> None:
@@ -30,8 +30,6 @@ def test_signature_names_structure_leaves_and_values() -> None:
 @pytest.mark.parametrize(
     ("tensor", "word"),
     [
-        (torch.ones(2, dtype=torch.complex64).conj(), "conjugation"),
-        (torch.ones(2, dtype=torch.complex64).conj().imag, "negation"),
         (torch.ones(2, 2).to_sparse(), "sparse"),
         (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8), "quantized"),
         (torch.empty(2, dtype=torch.float8_e4m3fn), "float8"),
@@ -41,6 +39,16 @@ def test_signature_names_structure_leaves_and_values() -> None:
 def test_unreadable_tensors_are_refused(tensor: torch.Tensor, word: str) -> None:
     with pytest.raises(UnsupportedInput, match=word):
         Signature.of((tensor,), {})
+
+
+def test_only_weights_must_be_conjugated_already() -> None:
+    z = torch.ones(2, dtype=torch.complex64).conj()
+    assert Signature.of((z,), {}) == Signature.of((z.resolve_conj(),), {})
+    for weight in (z, z.imag):
+        with pytest.raises(UnsupportedInput, match="pending negation or conjugation"):
+            check_weight("weight 'z'", weight)
+        assert unreadable_kind(weight)
+    check_weight("weight 'z'", z.resolve_conj())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -53,6 +61,11 @@ def test_a_nested_tensor_is_called_so() -> None:
 def test_refusal_names_the_argument() -> None:
     with pytest.raises(UnsupportedInput, match=r"argument \['mask'\] is a builtins.object"):
         Signature.of((), {"mask": object()})
+
+
+def test_complex_number_is_refused_with_advice() -> None:
+    with pytest.raises(UnsupportedInput, match=r"is a builtins.complex. Pass torch.tensor\(z\)"):
+        Signature.of((1j,), {})
 
 
 def test_batch_encoding_is_refused_with_advice() -> None:

@@ -37,6 +37,7 @@ SUPPORTED_DTYPES = frozenset(
     }
 )
 _SCALARS = (type(None), bool, int, float, str, torch.dtype, torch.device)
+_LAZY = "a view with a pending negation or conjugation"
 #: Largest magnitude of an int that can be a program argument; larger ones are part of the key.
 LARGEST_INT = 2**31 - 1
 #: The largest finite float that fits into float32; some operators raise an error for larger ones.
@@ -214,8 +215,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     Raises
     ------
     UnsupportedInput
-        The tensor is a subclass, not dense, quantized, conjugated, negated, or wrapped by
-        functorch.
+        The tensor is a subclass, not dense, quantized, or wrapped by functorch.
     """
     kind = _unsupported_kind(tensor)
     if kind is not None:
@@ -235,9 +235,13 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
     Raises
     ------
     UnsupportedInput
-        `check_tensor` refuses it, or it has no memory.
+        `check_tensor` refuses it, it is conjugated or negated without a copy, or has no memory.
     """
     check_tensor(name, weight)
+    if weight.is_neg() or weight.is_conj():
+        raise UnsupportedInput(
+            f"{name} is {_LAZY}", "Call .resolve_neg().resolve_conj().", argument=name, kind=_LAZY
+        )
     if not has_memory(weight):
         raise UnsupportedInput(
             f"{name} has no memory, or less than its sizes say",
@@ -247,7 +251,11 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
 
 def unreadable_kind(weight: torch.Tensor) -> str | None:
     """Return why `check_weight` refuses a weight; None if it does not."""
-    return _unsupported_kind(weight) or (None if has_memory(weight) else "without memory")
+    if (kind := _unsupported_kind(weight)) is not None:
+        return kind
+    if weight.is_neg() or weight.is_conj():
+        return _LAZY
+    return None if has_memory(weight) else "without memory"
 
 
 def _unsupported_kind(tensor: torch.Tensor) -> str | None:
@@ -263,8 +271,6 @@ def _unsupported_kind(tensor: torch.Tensor) -> str | None:
         return f"a quantized tensor ({tensor.dtype})"
     if tensor.dtype not in SUPPORTED_DTYPES:
         return f"a tensor of dtype {tensor.dtype}"
-    if tensor.is_neg() or tensor.is_conj():
-        return "a view with a pending negation or conjugation (call .resolve_neg().resolve_conj())"
     if tensor.numel() >= 2**31:
         return f"a tensor of {tensor.numel()} elements, too many for compiled indices"
     return None
@@ -282,10 +288,12 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
         return f"{type(leaf).__name__} {leaf!r}"
     kind = f"a {type(leaf).__module__}.{type(leaf).__qualname__}"
     next_step = (
-        "Pass its items as keywords, or dict() of it."
-        if isinstance(leaf, UserDict)  # such as what tokenizers of transformers return
-        else "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows."
+        "Pass tensors, numbers, strings, None, or containers that torch.utils._pytree knows."
     )
+    if isinstance(leaf, UserDict):  # such as what tokenizers of transformers return
+        next_step = "Pass its items as keywords, or dict() of it."
+    elif isinstance(leaf, complex):
+        next_step = "Pass torch.tensor(z): each other number would be another program."
     raise UnsupportedObject(
         f"{name} is {kind}",
         next_step,

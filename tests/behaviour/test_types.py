@@ -86,7 +86,6 @@ class Subclass(torch.Tensor):
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 KINDS: dict[str, Callable[[], torch.Tensor]] = {
-    "conjugated": lambda: torch.complex(X, X).conj(),
     "sparse": lambda: X.relu().to_sparse(),
     "sparse rows": lambda: X.relu().to_sparse_csr(),
     "quantized": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),

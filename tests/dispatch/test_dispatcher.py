@@ -67,7 +67,6 @@ def test_input_requiring_grad_runs_eager() -> None:
     [
         (lambda m: m.train()(X), tvmify.TrainingMode, "training mode"),
         (lambda m: m(X.clone().requires_grad_()), tvmify.GradientsNeeded, "gradient"),
-        (lambda m: m(X.to(torch.cfloat).conj()), tvmify.UnsupportedInput, "conjugation"),
         (lambda m: m(X.to_sparse()), tvmify.UnsupportedInput, "sparse"),
         (lambda m: m(X.to("meta")), tvmify.UnsupportedTarget, "meta"),
     ],

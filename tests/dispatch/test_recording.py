@@ -148,9 +148,7 @@ def test_requires_grad_is_recorded_where_gradients_are_enabled() -> None:
         assert not back(wanted).requires_grad
 
 
-@pytest.mark.parametrize(
-    "value", [object(), 1j, b"", X.to_sparse(), {1, 2}, [X.to(torch.cfloat).conj()]]
-)
+@pytest.mark.parametrize("value", [object(), 1j, b"", {1, 2}, [X.to_sparse()]])
 def test_unrecordable_value_raises(value: Any) -> None:
     with pytest.raises(WarmUpError):
         recorded_of(value)
@@ -313,10 +311,10 @@ def test_unrecordable_call_warns_once(tmp_path: Path, inference: None) -> None:
     net: Any = decorate(Net().eval(), record=file, on_miss="eager")
     with pytest.warns(TvmifyWarning) as record:
         for _ in range(2):
-            net(X.to(torch.cfloat).conj())
+            net(X, X.to_sparse())
             net(X, 1j)
     said = [str(w.message) for w in record if "is not recorded" in str(w.message)]
-    assert ["conjugation" in message for message in said] == [True, False]
+    assert ["sparse" in message for message in said] == [True, False]
     assert not file.exists()
 
 

@@ -24,6 +24,7 @@ from tvmify.runtime import manifest
 from tvmify.system.zip_records import AmbiguousArchive
 
 X = torch.ones(1, 3, 8, 8)
+Z = torch.ones(3, 4, dtype=torch.complex64)
 # As many as every change of the code is tried with; `make fuzz` tries more.
 MUTANTS = int(os.environ.get("TVMIFY_MUTANTS", "1000"))
 
@@ -238,6 +239,37 @@ def test_code_without_a_digest_is_not_loaded(changed):
     path = changed(in_pickle(text("sha1"), text("sha0")))
     with pytest.raises(ArchiveError, match="has no digest"):
         tvmify.load(path)
+
+
+@pytest.fixture(scope="module")
+def of_complex_numbers(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    """The records of a saved function, the first two of whose three results are complex."""
+    path = tmp_path_factory.mktemp("complex") / "model.pt"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVMIFY_CACHE_DIR", str(path.parent / "cache"))
+        patch.setenv("TVMIFY_COMPARE", "0")
+        tvmify.save(lambda z: (z * z, z + 1j, z.real + 1), path, example_inputs=Z)
+    return mutants.records(path.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("indices", "reason"),
+    [
+        ("0 x", "complex results '0 x', which are no indices"),
+        ("99999999999999999999", "no indices"),
+        ("-1", "3 results, and result -1 is to be complex"),
+        ("0 3", "3 results, and result 3 is to be complex"),
+        ("4611686018427387904", "3 results, and result 4611686018427387904 is"),
+        ("0 2", "a result of dtype float and shape .3, 4. does not hold pairs"),
+    ],
+)
+def test_forged_complex_results_are_refused(of_complex_numbers, tmp_path, indices, reason):
+    contents = dict(of_complex_numbers)
+    in_pickle(text("0 1"), text(indices))(contents)
+    path = tmp_path / "forged.pt"
+    path.write_bytes(mutants.archive(contents))
+    with pytest.raises((ArchiveError, RuntimeError, IndexError), match=reason):
+        tvmify.load(path)(Z)
 
 
 def test_tampered_code_is_never_mapped(changed, small):

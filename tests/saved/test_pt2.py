@@ -195,6 +195,31 @@ def test_uncompiled_module_is_not_exported(net: Net):
         tvmify.export(net.train(), signature=[(4, 8)])
 
 
+@pytest.mark.parametrize(
+    "forward", [lambda x: x + torch.rand_like(x), lambda x: x.as_strided((2, 3), (1, 2)) + 1]
+)
+def test_where_strides_decide_the_original_runs(forward: Any):
+    module = tvmify.export(forward, signature=[(4, 6)]).module()
+    x = torch.randn(6, 4)
+    with pytest.warns(TvmifyWarning, match="an input is not contiguous"):
+        for argument in (x.view(4, 6), x.t()):
+            torch.manual_seed(5)
+            expected = forward(argument)
+            torch.manual_seed(5)
+            torch.testing.assert_close(module(argument), expected)
+
+
+def test_complex_numbers(tmp_path: Path):
+    def forward(z: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return z * x, z.real + x
+
+    z, x = torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4)
+    tvmify.export(forward, tmp_path / "program.pt2", example_inputs=(z, x))
+    loaded = torch.export.load(tmp_path / "program.pt2").module()
+    for argument in (z, z.mT.contiguous().mT, z.conj()):
+        assert_close_to_reference(loaded(argument, x), forward, (argument, x))
+
+
 @pytest.mark.parametrize("subject", [double, torch.jit.script(double)], ids=["plain", "scripted"])
 def test_functions(subject: Any, tmp_path: Path):
     module = reloaded(tvmify.export(subject, signature=[(4, 8)]), tmp_path / "double.pt2")

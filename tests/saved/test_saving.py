@@ -152,6 +152,18 @@ def test_draws_for_elements_in_another_order_are_those_of_eager(tmp_path: Path) 
             torch.testing.assert_close(module(argument), expected)
 
 
+def test_a_file_of_what_asks_for_strides_serves_contiguous_arguments(tmp_path: Path) -> None:
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.is_contiguous() else x * 3
+
+    saved(asking, tmp_path, [(4, 4)])
+    loaded = tvmify.load(tmp_path / "model.pt")
+    x = torch.randn(4, 4)
+    close(loaded(x), asking(x))
+    with pytest.warns(UserWarning, match="not contiguous"):
+        close(loaded(x.t()), asking(x.t()))
+
+
 def test_a_function(tmp_path: Path) -> None:
     def gaussian(x: torch.Tensor, sigma: float = 1.0) -> torch.Tensor:
         return torch.exp(-(x * x) / (2 * sigma * sigma))
@@ -309,7 +321,7 @@ def test_uncompilable_module(tmp_path: Path) -> None:
 
 def test_uncompilable_call_warns(tmp_path: Path, small: nn.Module) -> None:
     with pytest.warns(TvmifyWarning, match="without compiled code"):
-        loaded = saved(small, tmp_path, [image()], [image().to(torch.cfloat).conj()])
+        loaded = saved(small, tmp_path, [image()], [image().to_sparse()])
     close(loaded(x := image()), small(x))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmify.artifact.expressions import expect
 from tvmify.artifact.geometry import check_indices
-from tvmify.artifact.results import Result
+from tvmify.artifact.results import Result, computed_count
 from tvmify.artifact.writes import Writable, Write
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ def check(artifact: Artifact) -> None:
         tensor.check(0, len(artifact.state))
     expect(isinstance(artifact.report, dict), "report is not a dict")
     check_indices(*artifact.inputs, *artifact.complex)
+    written = (write.source.index + 1 for write in artifact.writes)
+    computed = max([computed_count(artifact.outputs), *written])
+    for index in artifact.complex:
+        expect(index < computed, f"there is no complex tensor {index} of {computed}")
     _check_verdicts(artifact.verdicts)
     symbols = {symbol.name for symbol in artifact.shapes.symbols} if artifact.shapes else set()
     for output in artifact.outputs:

@@ -292,8 +292,13 @@ class Attempt:
         graphs = self._state.graphs if self._request.options.cuda_graph else None
         if graphs is not None and (obstacle := graph_obstacle(executor.artifact)):
             self._note(no_graph=obstacle)
+        return executor.call(graphs, contiguous=self.asks_for_layout)
+
+    @property
+    def asks_for_layout(self) -> bool:
+        """Whether what was captured reads strides."""
         captured = self._facts.captured
-        return executor.call(graphs, contiguous=captured is not None and captured.asks_for_layout)
+        return captured is not None and captured.asks_for_layout
 
     def _accepted(self, compiled: Compiled, key: Key, eager: Any) -> Compiled | Eager:
         leaves, options = self._request.leaves, self._request.options

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
+import torch
+
 from tvmify.artifact import Artifact
+from tvmify.artifact.results import Argument
 from tvmify.dispatch.attempt import Attempt
 from tvmify.dispatch.dispatcher_state import DispatcherState
 from tvmify.dispatch.generality.declared import Declared, declared_sizes
@@ -55,8 +58,14 @@ class Files:
         NotCompiled
             The call cannot be compiled.
         """
-        found = Attempt(self._state, request, self._stages).obtain(PackedWeights())
-        return found.executor.artifact
+        attempt = Attempt(self._state, request, self._stages)
+        artifact = attempt.obtain(PackedWeights()).executor.artifact
+        if not attempt.asks_for_layout:
+            return artifact
+        # A program of another module may be the same, so that it does not say so itself.
+        leaves = enumerate(request.leaves)
+        tensors = (Argument(i) for i, leaf in leaves if isinstance(leaf, torch.Tensor))
+        return dataclasses.replace(artifact, needs_contiguous=tuple(tensors))
 
     def artifacts(self, request: Request) -> list[Artifact]:
         """Return the programs for a call whose sizes the caller did not declare.

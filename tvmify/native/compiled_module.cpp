@@ -143,8 +143,9 @@ CompiledModule::CompiledModule(const State& state) : weights_(no_weights()) {
   metadata_ = text("metadata");
   features_ = text("features");
   runtime_ = text("runtime");
-  std::istringstream complex(text("complex"));
-  complex_.assign(std::istream_iterator<int64_t>(complex), {});
+  const std::string complex = text("complex");
+  std::istringstream indices(complex);
+  complex_.assign(std::istream_iterator<int64_t>(indices), {});
   is_known_ = format == kModuleFormat || format == kWithoutComplex;
   if (!is_known_) {
     refusal_ = c10::str("it was saved in format ", format, ", and this version of tvmify reads ",
@@ -153,6 +154,9 @@ CompiledModule::CompiledModule(const State& state) : weights_(no_weights()) {
     refusal_ = c10::str("it was built for ", runtime_, ", and this process has ", kRuntime);
   } else {
     TORCH_CHECK(!text("sha1").empty(), "compiled code in a saved module has no digest");
+    TORCH_CHECK(c10::Join(" ", complex_) == complex,
+                "compiled code in a saved module has complex results '", complex,
+                "', which are no indices");
     refusal_ = missing_features(features_);
   }
   architecture_ = cuda::architecture_in(features_);
@@ -310,7 +314,10 @@ std::vector<at::Tensor> CompiledModule::forward(at::ArrayRef<at::Tensor> inputs)
       }
     }
     for (const int64_t index : complex_) {
-      at::Tensor& output = outputs.at(static_cast<size_t>(index));
+      TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < outputs.size(),
+                        "the program has ", outputs.size(), " results, and result ", index,
+                        " is to be complex");
+      at::Tensor& output = outputs[static_cast<size_t>(index)];
       output = as_complex(std::move(output));
     }
     return outputs;

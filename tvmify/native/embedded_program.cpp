@@ -100,6 +100,7 @@ EmbeddedProgram::EmbeddedProgram(const at::Tensor& library, std::string descript
     : description_(std::move(description)), bounds_(std::make_shared<const Bounds>()) {
   Facts facts = parse(description_);
   is_strict_ = facts.count("strict") != 0;
+  strides_matter_ = facts.count("strides") != 0;
   if (facts["tvmify"] != kProgramFormat) {
     refusal_ = c10::str("it was exported in format ", facts["tvmify"],
                         ", and this version of tvmify reads ", kProgramFormat);
@@ -110,7 +111,9 @@ EmbeddedProgram::EmbeddedProgram(const at::Tensor& library, std::string descript
   reads_ = parse_indices(facts["reads"]);
   packs_ = parse_indices(facts["packs"]);
   c10::Dict<std::string, std::string> texts;
-  for (const char* name : {"features", "runtime", "sha1"}) texts.insert(name, facts[name]);
+  for (const char* name : {"features", "runtime", "sha1", "complex"}) {
+    texts.insert(name, facts[name]);
+  }
   code_ = c10::make_intrusive<CompiledModule>(
       CompiledModule::State(std::atoll(facts["code"].c_str()), texts, library));
   refusal_ = code_->refusal();
@@ -158,6 +161,10 @@ std::optional<std::vector<at::Tensor>> EmbeddedProgram::run(at::TensorList weigh
   }
   if (const std::string kinds = kinds_of(inputs); kinds != inputs_) {
     reason = c10::str("it is called with ", kinds, " and was exported for ", inputs_);
+    return std::nullopt;
+  }
+  if (strides_matter_ && !std::all_of(inputs.begin(), inputs.end(), lies_plainly)) {
+    reason = "an input is not contiguous, and strides decide what is computed or drawn";
     return std::nullopt;
   }
   const auto device = common_device(inputs.empty() ? weights : inputs);

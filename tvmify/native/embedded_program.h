@@ -45,6 +45,7 @@ class EmbeddedProgram {
 
   const std::string description_;
   bool is_strict_ = false;
+  bool strides_matter_ = false;         // whether it serves contiguous inputs only
   std::string inputs_, weights_;        // dtypes and shapes of the tensors that it was exported for
   std::vector<int64_t> reads_, packs_;  // which of them the code takes
   std::string refusal_;                 // why the code cannot run in this process

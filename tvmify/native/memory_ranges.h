@@ -27,6 +27,12 @@ inline bool is_dense(const at::Tensor& tensor) {
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
+// Whether memory holds the values in order: of a tensor that is contiguous, and neither conjugated
+// nor negated without a copy.
+inline bool lies_plainly(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 // The storage, or null. Unlike Tensor::storage(), never throws.
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();

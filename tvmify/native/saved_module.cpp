@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "memory_ranges.h"
 #include "tensor_state.h"
 
 namespace tvmify {
@@ -227,12 +228,12 @@ const SavedModule::Program* SavedModule::find(const Call& call, c10::Device devi
                                               std::string& reason) const {
   reason = refusal_.empty() ? "it holds no code for these arguments" : refusal_;
   std::string refusals;
-  const bool contiguous = std::all_of(call.tensors.begin(), call.tensors.end(),
-                                      [](const at::Tensor& t) { return t.is_contiguous(); });
+  const bool contiguous = std::all_of(call.tensors.begin(), call.tensors.end(), lies_plainly);
   const auto usable = [&](const Program& program) {
     const std::string refusal = program.contiguous && !contiguous
-                                    ? "an argument is not contiguous, and strides decide which "
-                                      "numbers are drawn or which memory is shared"
+                                    ? "an argument is not contiguous, or conjugated without a "
+                                      "copy, and that decides which numbers are drawn or which "
+                                      "memory is shared"
                                     : program.compiled->refusal_on(device);
     if (!refusal.empty()) refusals += (refusals.empty() ? "" : "; ") + refusal;
     return refusal.empty();

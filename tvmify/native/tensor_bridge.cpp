@@ -87,14 +87,14 @@ Borrowed::~Borrowed() {
   if (device.device_type != kDLCPU) loans().remove(data, owner_);
 }
 
-// With any other dispatch key, the bytes are not the values (conjugate, negative, zero, fake,
-// wrapped by a transform, quantized) or are elsewhere (sparse, meta, another device).
-constexpr c10::DispatchKeySet kPlainOnCpu({c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU,
-                                           c10::DispatchKey::AutocastCPU,
-                                           c10::DispatchKey::ADInplaceOrView});
-constexpr c10::DispatchKeySet kPlainOnGpu({c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA,
-                                           c10::DispatchKey::AutocastCUDA,
-                                           c10::DispatchKey::ADInplaceOrView});
+// With any other dispatch key, the bytes are not the values (zero, fake, wrapped by a transform,
+// quantized) or are elsewhere (sparse, meta, another device).
+constexpr c10::DispatchKeySet kPlainOnCpu(
+    {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutocastCPU,
+     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+constexpr c10::DispatchKeySet kPlainOnGpu(
+    {c10::DispatchKey::CUDA, c10::DispatchKey::AutogradCUDA, c10::DispatchKey::AutocastCUDA,
+     c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 bool is_plain(const at::Tensor& tensor, c10::Device device) {
   const c10::DispatchKeySet plain = device.is_cpu() ? kPlainOnCpu : kPlainOnGpu;
@@ -160,22 +160,21 @@ DLDevice tvm_device(c10::Device device) {
 }
 
 at::Tensor readable(const at::Tensor& tensor, c10::Device device) {
-  TORCH_CHECK_TYPE(
-      tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
-      device.is_cpu() ? "CPU" : device.str(),
-      " tensors that are not conjugate, negative or quantized, and got one with the dispatch keys ",
-      tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ", tensor.dtype(),
-      ". Call .resolve_conj(), .resolve_neg() or .to_dense() first.");
+  TORCH_CHECK_TYPE(tensor.defined() && is_plain(tensor, device), "compiled code takes dense ",
+                   device.is_cpu() ? "CPU" : device.str(),
+                   " tensors that are not quantized, and got one with the dispatch keys ",
+                   tensor.defined() ? toString(tensor.key_set()) : "(undefined)", " and dtype ",
+                   tensor.dtype(), ". Call .to_dense() first.");
   if (!has_memory(tensor)) {
     throw NoMemory({__func__, __FILE__, __LINE__},
                    c10::str("a tensor of ", tensor.nbytes(), " bytes has no memory, or less than ",
                             "that: its storage was resized"));
   }
-  const bool contiguous = tensor.is_contiguous();
-  if (contiguous && (is_aligned(tensor.const_data_ptr()) || tensor.numel() == 0)) return tensor;
+  const bool plain = lies_plainly(tensor);
+  if (plain && (is_aligned(tensor.const_data_ptr()) || tensor.numel() == 0)) return tensor;
   // Autograd must not record this internal copy.
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return contiguous ? tensor.clone(at::MemoryFormat::Contiguous) : tensor.contiguous();
+  return tensor.clone(at::MemoryFormat::Contiguous);
 }
 
 ffi::Tensor to_tvm(at::Tensor tensor) {
@@ -203,6 +202,10 @@ at::Tensor result_from_tvm(ffi::Tensor tensor) {
 
 at::Tensor as_complex(at::Tensor pairs) {
   if (pairs.is_complex()) return pairs;
+  const bool is_real = pairs.scalar_type() == at::kFloat || pairs.scalar_type() == at::kDouble;
+  TORCH_CHECK(is_real && pairs.dim() > 0 && pairs.sizes().back() == 2 && pairs.is_contiguous(),
+              "a result of dtype ", pairs.dtype(), " and shape ", pairs.sizes(),
+              " does not hold pairs of the parts of complex numbers");
   DLTensor shown{};
   shown.data = const_cast<void*>(pairs.const_data_ptr());
   shown.device = tvm_device(pairs.device());

@@ -20,9 +20,9 @@ class NoMemory : public c10::TypeError {
   using c10::TypeError::TypeError;
 };
 
-// Returns `tensor` itself if kernels can read it in place (contiguous, aligned), otherwise a copy.
-// Throws TypeError for tensors without plain bytes on the device (conjugate, negative, quantized,
-// sparse, wrapped by functorch, on another device), NoMemory if the bytes are missing.
+// Returns `tensor` itself if kernels can read it in place (it lies plainly, aligned), otherwise a
+// copy. Throws TypeError for tensors without plain bytes on the device (quantized, sparse, wrapped
+// by functorch, on another device), NoMemory if the bytes are missing.
 at::Tensor readable(const at::Tensor& tensor, c10::Device device);
 
 // Returns a TVM tensor that shares memory with `tensor` and keeps it alive. `tensor` must be

@@ -48,10 +48,13 @@ def description(facts: Mapping[str, object]) -> str:
         ``reads``, ``packs``
             Indices of the inputs that the compiled ``main`` takes, and of the weights that
             ``pack`` takes.
-        ``code``, ``features``, ``runtime``, ``sha1``
-            The state of the ``CompiledModule`` without its library.
+        ``code``, ``features``, ``runtime``, ``sha1``, ``complex``
+            The state of the ``CompiledModule`` without its library; the last if there are complex
+            results.
         ``original``
             `digest` of the bytes of the original.
+        ``strides``
+            True if it serves contiguous inputs only; otherwise absent.
         ``strict``
             True to raise an error if the code cannot run; otherwise absent.
     """

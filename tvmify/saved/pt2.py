@@ -188,7 +188,11 @@ def _exportable(
         "packs": _listed(program.weights.index(name) for name in artifact.weights),
         "original": embedded.digest(data),
     }
-    description = embedded.description(facts | ({"strict": True} if strict else {}))
+    as_strided = torch.ops.aten.as_strided.default
+    reads_memory = bool(original.graph.find_nodes(op="call_function", target=as_strided))
+    marks = {"strides": artifact.draws_in_order or reads_memory, "strict": strict}
+    facts |= {name: True for name, mark in marks.items() if mark}
+    description = embedded.description(facts)
     structure = structure_of(artifact.output_structure)
     if holds_objects(structure):
         raise SaveError("the result contains objects, and files have no form for their classes")
@@ -252,7 +256,7 @@ def _carry_state(module: Carrier, subject: Any, program: Program) -> list[str]:
 def _code(artifact: Artifact) -> tuple[dict[str, object], torch.Tensor]:
     """Return the manifest of a library, and its bytes."""
     version, texts, library = compiled_module(artifact).__getstate__()[0]
-    facts = {name: texts[name] for name in ("features", "runtime", "sha1")}
+    facts = {name: text for name, text in texts.items() if name != "metadata"}
     return {"code": version} | facts, library
 
 

@@ -12,7 +12,8 @@ namespace {
 constexpr const char* kShared =
     "a tensor that forward writes to shares memory with another argument, parameter or buffer";
 constexpr const char* kStrided =
-    "an argument or buffer is not contiguous, on which results or their memory depend";
+    "an argument or buffer is not contiguous, or conjugated without a copy, on which results or "
+    "their memory depend";
 constexpr const char* kInternal = "forward writes to a tensor whose elements share memory";
 constexpr const char* kInference = "forward writes to an inference tensor outside of that mode";
 
@@ -49,7 +50,7 @@ void Effects::bind(std::vector<at::Tensor> state, const std::vector<at::Tensor>&
     } else {
       all.push_back(range);
     }
-    if (needs_contiguous(StateTensor{i}) && !state[i].is_contiguous()) lasting_obstacle_ = kStrided;
+    if (needs_contiguous(StateTensor{i}) && !lies_plainly(state[i])) lasting_obstacle_ = kStrided;
   }
   for (const at::Tensor& weight : weights) all.push_back(range_of(weight));
   // Written ranges come last, each compared with all earlier ones.
@@ -82,7 +83,7 @@ const char* Effects::find_obstacle(PyObject* leaves) const {
     PyObject* leaf = PyTuple_GET_ITEM(leaves, static_cast<Py_ssize_t>(i));
     if (!THPVariable_Check(leaf)) continue;
     const at::Tensor& tensor = THPVariable_Unpack(leaf);
-    if (!tensor.is_contiguous() && needs_contiguous(Argument{i})) return kStrided;
+    if (!lies_plainly(tensor) && needs_contiguous(Argument{i})) return kStrided;
     if (!writes()) continue;
     const bool written = is_written(Argument{i});
     const MemoryRange range = range_of(tensor);
