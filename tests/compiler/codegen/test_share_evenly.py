@@ -63,6 +63,7 @@ def test_tasks_have_as_many_iterations_each(count: int):
 
 
 def test_symbolic_iterations_are_shared():
+    """Each slot has a range of iterations, found without a division by a symbol."""
     symbol, i = tirx.Var("n", "int64"), tirx.Var("i", "int64")
     zero = tirx.const(0, "int64")
     body = tirx.Evaluate(tirx.call_extern("int32", "work", i))
@@ -71,19 +72,22 @@ def test_symbolic_iterations_are_shared():
     bind, loop = ShareEvenly()(tvm.IRModule({"f": function}))["f"].body.seq
     bound = sym.Analyzer().simplify(bind.value)
     assert sym.Analyzer().can_prove_equal(bound, symbol * 2)
-    for count in (2, 8, 16, 34, 100):
-        found = []
-        known = sym.Analyzer()
-        known.bind(bind.var, tirx.const(count, "int64"))
-        slots = int(known.simplify(loop.extent))
-        assert slots % TASKS == 0
+    slots = int(loop.extent)
+    assert slots % TASKS == 0
+    length, own = loop.body.seq
+    for count in (2, 8, 16, 17, 34, 100, 1023, 5000):
+        found: list[list[int]] = []
         for slot in range(slots):
             analyzer = sym.Analyzer()
             analyzer.bind(bind.var, tirx.const(count, "int64"))
             analyzer.bind(loop.loop_var, tirx.const(slot, "int64"))
-            if bool(analyzer.simplify(loop.body.condition)):
-                found.append(int(analyzer.simplify(loop.body.then_case.seq[0].value)))
-        assert found == list(range(count))
+            analyzer.bind(own.loop_var, zero)
+            first = int(analyzer.simplify(own.body.seq[0].value))
+            found.append([*range(first, first + int(analyzer.simplify(length.value)))])
+        assert [i for part in found for i in part] == list(range(count))
+        share = slots // TASKS
+        tasks = [sum(map(len, found[i : i + share])) for i in range(0, slots, share)]
+        assert max(tasks) - min(tasks) <= 1
 
 
 @pytest.mark.parametrize("rows", [7, 50, 331])
