@@ -19,8 +19,10 @@ from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.bounds import has_symbols
 from tvmify.compiler.kernels.common.inlining import inline_cheap, total_work
 from tvmify.compiler.kernels.common.loops import traffic
+from tvmify.compiler.kernels.common.merge_axes import merge_axes
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.sample import Sample
+from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Integer division by zero crashes the process.
@@ -84,7 +86,11 @@ class Several(Rule):
         ways = [replace(way, threads=forks) for forks in threads for way in self.ways]
         way, time = ways[0], machine.streaming(work, moved)
         if has_symbols(function):  # there is no single size to measure
-            return self.nest(sch, machine, way)
+            merged = merge_axes(sch.mod["main"])
+            if merged is None:
+                return self.nest(sch, machine, way)
+            result = self.nest(Schedule(merged.function), machine, way)
+            return None if result is None else Schedule(merged.restored(result.mod["main"]))
         if time > NEST.worth_measuring and choice.is_collecting():
             ways = self._unlike(sch, machine, ways)
             sample = _sample(function, time / machine.nanoseconds(1))

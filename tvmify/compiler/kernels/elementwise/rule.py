@@ -19,6 +19,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     shared_out,
 )
+from tvmify.compiler.kernels.common.merge_axes import variables_apart
 from tvmify.compiler.kernels.common.rewriting import is_if_then_else, substitute, uses
 from tvmify.compiler.kernels.common.transposes import schedule_transposes
 from tvmify.compiler.kernels.common.ways import Several, Way
@@ -179,7 +180,7 @@ def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     """Return how many trailing spatial axes can be fused: they are contiguous in every tensor.
 
     At least one. A tensor must be indexed by exactly these axes at its end, each in full, or by
-    none of them.
+    none of them. Where a size is symbolic, nothing else may depend on the place along one of them.
     """
     body = sch.get(block)
     axes = [v for v in body.iter_vars if int(v.iter_type) == tirx.IterVar.DataPar]
@@ -187,6 +188,12 @@ def contiguous_axes(sch: s_tir.Schedule, block: SBlockRV) -> int:
     for region in [*body.reads, *body.writes]:
         while count > 1 and not _runs_through(region, axes[-count:]):
             count -= 1
+    # Places in a fused loop would be found by dividing each lane by the symbol.
+    apart = variables_apart(body.body.value) if isinstance(body.body, tirx.BufferStore) else set()
+    while count > 1 and not sizes.is_static(*(axis.dom.extent for axis in axes[1 - count :])):
+        if not any(axis.var in apart for axis in axes[-count:]):
+            break
+        count -= 1
     return count
 
 
