@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
+from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import TARGETS, build, lowered, random
 
 op = relax.op
@@ -55,3 +56,31 @@ def test_each_tile_of_a_merged_kernel_is_transposed_after_its_copy(target: tvm.t
 
     built = build(program, [x, y], target=target)
     np.testing.assert_allclose(built.run([x, y]), (x + np.exp((x.T * y).sum())).T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("shape", [("n", "rows", "columns"), ("n", 12, "columns"), (3, "n", 9)])
+def test_tiles_of_any_size(shape: tuple[int | str, ...], target: tvm.target.Target):
+    """All are whole: the last one overlaps the one before it."""
+    program = symbolic.build(
+        lambda _, x: op.add(op.permute_dims(x, [0, 2, 1]), op.permute_dims(x, [0, 2, 1])),
+        [(shape, "float32")],
+        target=target,
+    )
+    for sizes in ((2, 7), (3, 8), (8, 9), (9, 16), (15, 17), (16, 31), (33, 32), (97, 101)):
+        own = dict(zip(("rows", "columns"), sizes, strict=True)) | {"n": sizes[0]}
+        x = random(*(own.get(size, size) for size in shape))
+        symbolic.check(program, lambda x: 2 * x.transpose(0, 2, 1), [x])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_tiles_of_any_size_load_vectors(target: tvm.target.Target):
+    program = symbolic.build(
+        lambda _, x: op.permute_dims(x), [(("rows", "columns"), "float32")], target=target
+    )
+    kernels = {v: f for v, f in program.ir_mod.functions_items() if isinstance(f, tirx.PrimFunc)}
+    code = lowered(tvm.IRModule(kernels), target).script()
+    whole = code[code.index("T.Shuffle") : code.index("else:")]
+    assert "T.Ramp" in whole
+    strides = re.findall(r"T\.Ramp\((?:.*?), (?:T\.int64\()?(\d+)", whole)
+    assert set(strides) == {"1"}

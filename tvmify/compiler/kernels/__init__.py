@@ -14,6 +14,7 @@ from tvmify.compiler.kernels.common.prefetch import insert_prefetches
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.short_tiles import split_short_tiles
 from tvmify.compiler.kernels.common.tails import split_tails
+from tvmify.compiler.kernels.common.whole_tiles import whole_tiles
 from tvmify.compiler.kernels.conv import depthwise, expanded_depthwise, pooling, transposed
 from tvmify.compiler.kernels.conv import rule as conv2d
 from tvmify.compiler.kernels.conv.winograd import any_size_rules
@@ -82,6 +83,6 @@ RULES = {rule.name: rule for rule in _RULES}
 def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Change a scheduled function where a schedule cannot."""
     # Tails come last: they add conditions around the blocks that the others look for.
-    bounded = split_short_tiles(bound_loops(function))
+    bounded = split_short_tiles(bound_loops(whole_tiles(function)))
     result = add_in_place(forget_axes(insert_prefetches(shorten_last_blocks(bounded))))
     return mark_shuffles(split_tails(split_pieces(result)))

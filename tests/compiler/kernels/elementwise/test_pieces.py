@@ -88,6 +88,22 @@ def test_rows_of_one_piece_are_whole_vectors_and_halves() -> None:
         check(program, lambda x: x[:, ::-1], [random(4, columns)])
 
 
+def test_places_that_matter_are_not_found_by_division() -> None:
+    """Each row of a triangle has vectors of its own."""
+
+    def triangle(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+        def element(t: te.Tensor) -> Any:
+            zero = tirx.const(0.0)
+            return te.compute(t.shape, lambda i, j: tirx.if_then_else(j <= i, t[i, j], zero))
+
+        return builder.call_te(element, x)
+
+    program = build(triangle, [(("rows", "n"), "float32")])
+    assert all(isinstance(loop.body.iter_values[0], tirx.Var) for loop in vectors(program))
+    for columns in EDGES:
+        check(program, np.tril, [random(11, columns)])
+
+
 class Rotary(nn.Module):
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, -1)
@@ -106,7 +122,24 @@ class Windows(nn.Module):
         return x.transpose(2, 3).reshape(-1, 4, 4, channels)
 
 
+class Blended(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x, scale_factor=2.0, mode="bilinear")
+
+
 SIDES = {2: AUTO, 3: AUTO}
+
+
+def test_blended_pixels_are_computed_once() -> None:
+    """Each axis is resized by a kernel of its own, and images are transposed in tiles."""
+    torch.manual_seed(0)
+    module = Blended().eval()
+    fast = tvmify(module, dynamic_shapes=(SIDES,), cache=False, strict=True)
+    for sides in ((20, 17), (33, 8), (33, 40)):
+        inputs = (torch.randn(2, 20, *sides),)
+        assert_close_to_reference(fast(*inputs), module, inputs, {})
+    assert fast.cache_info().builds == 1
+    assert "kernels: 4 (" in str(fast.explain())
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,25 @@ def with_block_parts(
     )
 
 
+def with_buffers(
+    function: tirx.PrimFunc, replaced: Callable[[tirx.Var], tirx.Var]
+) -> tirx.PrimFunc:
+    """Return a function that allocates other tensors."""
+    root = function.body.block
+    block = s_tir.SBlock(
+        root.iter_vars,
+        root.reads,
+        root.writes,
+        root.name_hint,
+        root.body,
+        root.init,
+        [*map(replaced, root.alloc_buffers)],
+        root.match_buffers,
+        root.annotations,
+    )
+    return function.with_body(s_tir.SBlockRealize([], True, block))
+
+
 def names_of(stmt: Stmt) -> set[str]:
     """Return the names of all blocks in a nest of loops; an empty name for other statements."""
     if isinstance(stmt, tirx.SeqStmt):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
-from tvm.s_tir.schedule import SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.kernels.common.loops import (
     extent,
@@ -17,14 +17,18 @@ from tvmify.compiler.kernels.common.loops import (
     is_symbolic,
     output_bits,
     parallel_if_worth,
+    shared_out,
 )
 from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.whole_tiles import TILES
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Annotation of the loop that reads a tile across, for `codegen.transpose_tiles`.
 ACROSS = "tvmify.across"
 #: The most rows of a tile, which stays below the kilobyte that TVM leaves on the stack.
 _MOST_ROWS = 16
+#: The fewest rows of a tile where their number is symbolic.
+_LEAST_ROWS = 8
 
 
 def schedule_transposes(
@@ -41,25 +45,42 @@ def schedule_transposes(
     axis, reads = found
     loops = sch.get_loops(block)
     column, row = loops[-1], loops[axis]
-    if is_symbolic(sch, column, row):  # a tile on the stack has one size
+    sides = [_side(sch, loop, lanes) for loop in (row, column)]
+    if 2 * min(sides) < lanes:
         return False
-    if min(2 * extent(sch, column), 2 * extent(sch, row)) < lanes:
-        return False
-    row_tile, row = sch.split(row, [None, min(lanes, extent(sch, row))])
-    column_tile, column = sch.split(column, [None, min(lanes, extent(sch, column))])
+    if is_symbolic(sch, column) and is_symbolic(sch, row):
+        sides = [min(sides)] * 2
+    any_size = is_symbolic(sch, column, row)
+    row_tile, row = sch.split(row, [None, sides[0]])
+    column_tile, column = sch.split(column, [None, sides[1]])
     outer = [*loops[:axis], row_tile, *loops[axis + 1 : -1], column_tile]
     sch.reorder(*outer, row, column)
-    tile = fuse(sch, outer)
+    shared = shared_out(sch, outer)
+    tile = fuse(sch, outer[:shared])
     parallel_if_worth(sch, tile, machine, work)
+    tile = [tile, *outer[shared:]][-1]
     for read in reads:
         copy = sch.cache_read(block, read, "local")
         sch.compute_at(copy, tile)
         *_, along = sch.get_loops(copy)
         sch.vectorize(along)
+    if any_size:
+        sch.annotate(tile, TILES, 1)
     sch.annotate(row, ACROSS, 1)
     sch.unroll(row)
     sch.vectorize(column)
     return True
+
+
+def _side(sch: s_tir.Schedule, loop: LoopRV, lanes: int) -> int:
+    """Return how many iterations of a loop a tile has.
+
+    A symbolic loop is mostly longer than what the program is tuned for, of a batch for example.
+    """
+    if not is_symbolic(sch, loop):
+        return min(lanes, extent(sch, loop))
+    likely = 1 << extent(sch, loop).bit_length() - 1
+    return min(lanes, max(likely, _LEAST_ROWS))
 
 
 def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:

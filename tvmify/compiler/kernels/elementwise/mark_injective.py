@@ -21,7 +21,8 @@ class MarkInjective:
     """Set the fusion pattern of functions whose elements each have one formula.
 
     Not of gathers, nor of functions that divide by symbols: those are reshapes, which as functions
-    of their own become views.
+    of their own become views. Nor of resizing, whose places are computed from floats: in the next
+    function, they would be computed again for each of its elements.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -54,7 +55,8 @@ def _has_plain_indices(value: Expr) -> bool:
     def of_index(node: Expr) -> Expr | None:
         nonlocal plain
         is_quotient = isinstance(node, _DIVISIONS) and not sizes.is_static(node.b)
-        plain &= not is_quotient and not isinstance(node, TensorLoad)
+        is_rounded = isinstance(node, tirx.Cast) and "float" in str(node.value.ty.dtype)
+        plain &= not (is_quotient or is_rounded or isinstance(node, TensorLoad))
         return None
 
     def visit(node: Expr) -> Expr | None:
