@@ -7,6 +7,7 @@ import pytest
 from tvm import relax, te, tirx
 
 from tests.compiler.kernels.kernels import (
+    NATIVE,
     TARGETS,
     build,
     check,
@@ -220,3 +221,44 @@ def test_long_sum_with_a_likely_singleton_axis():
     program = build_for_any(describe, [((300, "s0", 24), "float32")], hint=2)
     for rows in (2, 3, 17):
         check_any(program, lambda x: x[:, 1:].sum((0, 1)), [random(300, rows, 24)])
+
+
+@pytest.mark.parametrize("axes", [(1, 3), (0, 2), (0, 2, 3), (0, 3)])
+def test_means_over_axes_that_are_no_neighbours(axes):
+    """No loop runs over several axes, whose places it would find by dividing by their sizes."""
+    program = build_for_any(
+        lambda _, x: op.mean(x, list(axes)), [(("n", 5, "height", "width"), "float32")]
+    )
+    kernels = (f for _, f in program.ir_mod.functions_items() if isinstance(f, tirx.PrimFunc))
+    assert not any("% width" in f.script() for f in kernels)
+    for size in ((2, 2), (7, 9), (16, 17), (31, 8), (3, 97)):
+        check_any(program, lambda x: x.mean(axes), [random(3, 5, *size)])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.max, op.mean])
+def test_stages_of_columns_share_tiles(describe, target):
+    """What is read once per tile has one size: nothing of the size of an argument is allocated."""
+    program = build_for_any(
+        lambda _, x: describe(x, 1), [(("n", 5, "height", "width"), "float32")], target=target
+    )
+    assert program.rules == {"column reduction"}
+    functions = (f for _, f in program.ir_mod.functions_items() if isinstance(f, tirx.PrimFunc))
+    kernels = [f for f in functions if "tirx.is_scheduled" in (f.attrs or {})]
+    for kernel in kernels:
+        for buffer in kernel.body.block.alloc_buffers:
+            assert all(isinstance(size, tirx.IntImm) for size in buffer.shape)
+    if target != NATIVE:
+        return
+
+    def reference(x):
+        exponents = np.exp(x - x.max(1, keepdims=True))
+        return {
+            op.nn.softmax: lambda: _softmax(x, 1),
+            op.nn.log_softmax: lambda: np.log(exponents / exponents.sum(1, keepdims=True)),
+            op.max: lambda: x.max(1),
+            op.mean: lambda: x.mean(1),
+        }[describe]()
+
+    for size in ((2, 2), (7, 9), (8, 8), (3, 43), (31, 33)):
+        check_any(program, reference, [random(3, 5, *size)])

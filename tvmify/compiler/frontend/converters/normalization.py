@@ -16,7 +16,7 @@ from tvmify.compiler.frontend.converters import volumes
 from tvmify.compiler.frontend.converters.reduction import accumulator, deviations
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.kernels.common import choice
-from tvmify.compiler.sizes import Size, as_number, bounds, product, same, sizes_of
+from tvmify.compiler.sizes import Size, as_number, bounds, is_static, product, same, sizes_of
 from tvmify.errors import UnsupportedOperator
 from tvmify.torch_compat.dtypes import dtype_name
 
@@ -121,8 +121,8 @@ def _normalized_images(
 ) -> relax.Expr:
     """As `_normalized`, with operators that adopt the layout of neighbouring convolutions. As in
     PyTorch's own kernel, each element takes one multiplication and one addition. Rows are summed
-    first, and then their sums, since one long sum loses more digits. `depth` consecutive images are
-    one sample.
+    first, and then their sums, since one long sum loses more digits; those of any length are sums
+    of sums anyway. `depth` consecutive images are one sample.
     """
     emit = importer.emit
     count, channels = sizes_of(x.ty.shape.values[:2])
@@ -138,8 +138,9 @@ def _normalized_images(
         return emit(relax.op.reshape(x, [count, channels, 1, 1]))
 
     def mean(x: relax.Expr) -> relax.Expr:
-        for axis in (3, 2):
-            x = emit(relax.op.mean(x, [axis], keepdims=True))
+        is_fixed = is_static(*sizes_of(x.ty.shape)[2:])
+        for axes in ([3], [2]) if is_fixed else ([2, 3],):
+            x = emit(relax.op.mean(x, axes, keepdims=True))
         return of_group(x, lambda x: relax.op.mean(x, shared, keepdims=True))
 
     def first(x: relax.Expr) -> relax.Expr:

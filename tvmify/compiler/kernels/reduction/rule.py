@@ -24,6 +24,7 @@ from tvmify.compiler.kernels.common.rewriting import uses
 from tvmify.compiler.kernels.common.tails import remember_bound
 from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
+from tvmify.compiler.kernels.reduction.columns import tile_columns
 from tvmify.compiler.kernels.reduction.template import LONGEST
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.sizes import Size
@@ -114,7 +115,11 @@ class ColumnReduction(_OfSums):
     def nest(
         self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
     ) -> s_tir.Schedule | None:
-        """Schedule a function with a reduction, stage by stage."""
+        """Schedule a function with a reduction: tiles of all stages, or else stage by stage."""
+        if any(is_symbolic(sch, *sch.get_loops(block)) for block in blocks_of(sch)):
+            tiled = tile_columns(sch.copy(), machine, way.vectors, way.work)
+            if tiled is not None:
+                return tiled
         for block in blocks_of(sch):
             schedule_block(sch, block, machine, way.work, sums=way.vectors, rows=way.rows)
         return sch

@@ -52,9 +52,14 @@ def _cascaded(builder: relax.BlockBuilder, call: Call) -> Expr:
     given = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
     axes = sorted(int(axis) % len(shape) for axis in given)
     along = [axis for axis, size in enumerate(shape) if not sizes.is_one(size)][-1:]
-    if not axes or along == axes[-1:] or element_count(shape[axis] for axis in axes) <= LONGEST:
-        return plain(builder, call)
     count = sizes.product(shape[axis] for axis in axes)
+    last_run = [axis for axis in axes if all(i in axes for i in range(axis, len(shape)))]
+    if last_run and last_run != axes and not sizes.is_static(*(shape[i] for i in last_run)):
+        # A loop over several axes that are no neighbours would divide by their sizes.
+        x = builder.emit(builder.call_te(topi.sum, x, last_run, True, primfunc_name_hint="sum"))
+        shape = sizes.sizes_of(x.ty.shape)
+    elif not axes or along == axes[-1:] or element_count(shape[i] for i in axes) <= LONGEST:
+        return plain(builder, call)
     while element_count(shape[axis] for axis in axes) > LONGEST:
         whole, length = [], 1
         for axis in reversed(axes):
