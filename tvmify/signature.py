@@ -332,7 +332,7 @@ def repeat(arguments: Any, repeated: Mapping[int, int]) -> Any:
     return pytree.tree_unflatten(leaves, structure)
 
 
-def apart(arguments: Any) -> Any:
+def without_repetitions(arguments: Any) -> Any:
     """Return arguments in which each repetition is a copy instead."""
     repeated = repetitions(arguments)
     if not repeated:

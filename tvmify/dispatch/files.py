@@ -18,7 +18,7 @@ from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled
 from tvmify.runtime import PackedWeights
-from tvmify.signature import Args, Kwargs, apart
+from tvmify.signature import Args, Kwargs, without_repetitions
 from tvmify.target import TargetOption
 
 
@@ -45,7 +45,7 @@ class Files:
     ) -> Request:
         """Return the request for a call, whose tensors are distinct and share no memory."""
         subject = self._state.subject
-        args, kwargs = apart((args, kwargs))
+        args, kwargs = without_repetitions((args, kwargs))
         request = Request.of(args, kwargs, subject.options, target)
         declared = declared_sizes(subject, args, kwargs, declared)
         return dataclasses.replace(request, declared=declared)

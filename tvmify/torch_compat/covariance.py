@@ -34,8 +34,8 @@ def _covariance(
     degrees = rows.size(1) - correction
     if degrees <= 0:  # eager warns; with sizes that vary, this is a guard
         return NotImplemented
-    apart = rows - rows.sum(1, keepdim=True) / rows.size(1)
-    return (apart @ apart.t() / degrees).squeeze()
+    centered = rows - rows.sum(1, keepdim=True) / rows.size(1)
+    return (centered @ centered.t() / degrees).squeeze()
 
 
 def _correlation(input: torch.Tensor) -> Any:

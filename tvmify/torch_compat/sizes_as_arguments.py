@@ -228,18 +228,18 @@ def _triangle(is_upper: bool) -> Callable[..., Any]:
         device: Any = None,
         pin_memory: Any = None,
     ) -> Any:
-        size, apart = row, offset if is_upper else -offset
-        is_part = identities_of([row]) == identities_of([col]) and apart >= 0
-        if not is_part or size <= apart:  # a guard
+        size, shift = row, offset if is_upper else -offset
+        is_part = identities_of([row]) == identities_of([col]) and shift >= 0
+        if not is_part or size <= shift:  # a guard
             return NotImplemented
-        side = size - apart
+        side = size - shift
         place = torch.arange(side * (side + 1) // 2, device=device)
         if is_upper:  # it is the lower one, read from its end
             place = place.flip(0)
         # The row of the lower triangle that has this place. Roots of squares are exact.
         long = ((8 * place + 1).to(torch.float64).sqrt() - 1).div(2).long()
         across = place - long * (long + 1) // 2
-        pair = [side - 1 - long, size - 1 - across] if is_upper else [long + apart, across]
+        pair = [side - 1 - long, size - 1 - across] if is_upper else [long + shift, across]
         return torch.stack(pair).to(dtype or torch.int64)
 
     return indices

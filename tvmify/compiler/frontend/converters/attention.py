@@ -78,9 +78,9 @@ def _with_repeated_heads(importer: Importer, x: relax.Expr, heads: Size) -> rela
     *outer, own, length, size = x.ty.shape.values
     if sizes.same(own, heads):
         return x
-    apart = importer.emit(relax.op.expand_dims(x, -3))
+    grouped = importer.emit(relax.op.expand_dims(x, -3))
     shape = [*outer, own, sizes.simplified(heads // own), length, size]
-    wide = importer.emit(relax.op.broadcast_to(apart, shape))
+    wide = importer.emit(relax.op.broadcast_to(grouped, shape))
     return importer.emit(relax.op.reshape(wide, [*outer, heads, length, size]))
 
 

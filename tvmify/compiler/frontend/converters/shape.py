@@ -146,9 +146,9 @@ def repeat(importer: Importer, node: fx.Node) -> relax.Expr:
     x, counts = importer.tensor(node.args[0]), list(node.args[1])  # type: ignore[arg-type]
     shape = importer.shape(node.args[0])
     shape = (*[1] * (len(counts) - len(shape)), *shape)
-    apart = [size for axis in shape for size in (1, axis)]
+    separate = [size for axis in shape for size in (1, axis)]
     spread = [size for pair in zip(counts, shape, strict=True) for size in pair]
-    x = importer.emit(relax.op.reshape(x, apart))
+    x = importer.emit(relax.op.reshape(x, separate))
     x = importer.emit(relax.op.broadcast_to(x, spread))
     return relax.op.reshape(x, list(importer.shape(node)))
 

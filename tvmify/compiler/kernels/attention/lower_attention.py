@@ -248,15 +248,15 @@ def _placed(view: torch.Tensor, count: int) -> _Placed | None:
     if not view.numel():
         return None
     width, rest = divmod(count, batch * length)
-    # The distance between heads; the stride of an axis of one element means nothing.
-    apart = view.stride(1) if heads > 1 else size
-    wanted = (length * width, apart, width, 1)
+    # The stride of an axis of one element means nothing.
+    head_stride = view.stride(1) if heads > 1 else size
+    wanted = (length * width, head_stride, width, 1)
     placed = all(
         n == 1 or stride == want
         for n, stride, want in zip(view.shape, view.stride(), wanted, strict=True)
     )
     first, within = divmod(int(view.storage_offset()), size)
-    step, between = divmod(apart, size)
+    step, between = divmod(head_stride, size)
     if not placed or rest or width % size or within or between:
         return None
     if first + step * (heads - 1) >= width // size:
