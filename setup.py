@@ -93,15 +93,15 @@ def sanitizer_link_args() -> list[str]:
 
 
 def sources(folder: Path) -> list[str]:
-    """Return the C++ files in a folder; with sanitizers, a few that include them all.
+    """Return the C++ files in a folder; for one build of all of them, a few that include them.
 
-    Most of the time of such a build goes into PyTorch's headers, which are then read once per
-    processor instead of once per file. Names in anonymous namespaces have to differ for that.
+    Most of the time goes into PyTorch's headers, which are then read once per processor instead of
+    once per file. Names in anonymous namespaces have to differ for that.
     """
     files = sorted(folder.glob("*.cpp"))
-    if not SANITIZERS:
+    if not SANITIZERS and os.environ.get("TVMIFY_JOIN_SOURCES") != "1":
         return [str(path) for path in files]
-    joined = Path("build", "sanitize", "sources")
+    joined = Path("build", "joined")
     joined.mkdir(parents=True, exist_ok=True)
     parts = min(int(os.environ.get("MAX_JOBS", "2")), len(files))
     paths = [joined / f"{folder.name}_{part}.cpp" for part in range(parts)]
