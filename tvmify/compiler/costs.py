@@ -45,6 +45,8 @@ _KERNELS = "python -m benchmarks.kernels"
 #: Source of numbers that were fitted together to the times of 923 kernels: non-negative least
 #: squares of relative errors, within 13 %.
 _FIT = Source(_VMS, "29ca84a", "python -m benchmarks.heuristic measure")
+#: Source of what products of symbolic sizes are planned for.
+_SYMBOLIC = Source(_ZEN3, "3f61e03", "a script that was not kept")
 _WINOGRAD_FIT = Source(_VMS, "59e0396", "python -m benchmarks.heuristic measure")
 
 
@@ -129,6 +131,11 @@ class Matmul:
     #: For so many lanes of a column's sums, one of each row, a step of the reduction makes up for
     #: adding them at its end: 16 rows of 64 elements, 96 of 384 (AVX2).
     dots_steps: int = _number(16, "lanes/step", Source(_ZEN3, "8ce13f4", _LAYERS))
+    #: Symbolic sizes of a product of two activations are planned for at least so many rows and
+    #: columns, and elements of the reduction. A plan for few takes several times as long for many,
+    #: while one for many serves few as well: docs/measurements/gemm-plans.md.
+    any_side: int = _number(128, "rows", _SYMBOLIC)
+    any_depth: int = _number(512, "elements", _SYMBOLIC)
     #: One cycle of `kernels.common.tiles.cycles`.
     cycle: float = _number(0.66, "cycles", _FIT)
     #: Weights read from memory.

@@ -65,7 +65,7 @@ def symbol_for(size: Size, name: str) -> tirx.Var:
     """Return a new symbol for a size, such as the product of two symbols."""
     ranges = _known()
     analyzer = _analyzer([size])
-    bound = analyzer.const_int_bound(_expression(size))
+    bound = analyzer.const_int_bound(as_expression(size))
     ranges[name] = Range(hint(size), int(bound.min_value), int(bound.max_value))
     return tirx.Var(name, "int64")
 
@@ -198,7 +198,7 @@ def same(a: Any, b: Any) -> bool:
     """Whether two sizes are equal in all calls, not merely in one."""
     if is_static(a, b):
         return int(a) == int(b)
-    first, second = (_of_quotients(_expression(size)) for size in (a, b))
+    first, second = (_of_quotients(as_expression(size)) for size in (a, b))
     return bool(_analyzer([first, second]).can_prove_equal(first, second))
 
 
@@ -251,7 +251,7 @@ def simplified(size: Any) -> Size:
 
 def factor(size: Any) -> int:
     """Return a number that a symbolic size is a multiple of in all calls."""
-    found = _analyzer([size]).modular_set(_expression(size))
+    found = _analyzer([size]).modular_set(as_expression(size))
     return gcd(int(found.coeff), int(found.base))
 
 
@@ -260,6 +260,11 @@ def ceil_div(size: Any, step: int) -> Size:
     if is_static(size):
         return -(-int(size) // step)
     return tirx.floordiv(size - 1, step) + 1
+
+
+def as_expression(size: Any) -> Expr:
+    """Return a size as TVM has it in the shapes of tensors."""
+    return tirx.const(int(size), "int64") if is_static(size) else size
 
 
 def as_number(size: Any, dtype: str) -> Expr:
@@ -290,7 +295,7 @@ def analyzer_of(extents: Mapping[tirx.Var, Size]) -> sym.Analyzer:
     analyzer = _analyzer(list(extents.values()))
     for variable, extent in extents.items():
         analyzer.bind(
-            variable, ir.Range.from_min_extent(tirx.const(0, "int64"), _expression(extent))
+            variable, ir.Range.from_min_extent(tirx.const(0, "int64"), as_expression(extent))
         )
     return analyzer
 
@@ -313,10 +318,6 @@ def _value(numbers: Mapping[str, int], size: Any) -> int:
     if not isinstance(value, tirx.IntImm):
         raise ValueError(f"the size {size} has no number")
     return int(value)
-
-
-def _expression(size: Any) -> Expr:
-    return tirx.const(int(size), "int64") if is_static(size) else size
 
 
 def _analyzer(expressions: Sequence[Any]) -> sym.Analyzer:

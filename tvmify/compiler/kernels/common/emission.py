@@ -46,7 +46,7 @@ def block(name: str) -> Iterator[None]:
 
 def argument(name: str, shape: Sequence[Size], dtype: str) -> tirx.Buffer:
     """Declare an argument of the function with its type in Relax, as fusion requires."""
-    own = [tirx.const(size, "int64") if isinstance(size, int) else size for size in shape]
+    own = [*map(sizes.as_expression, shape)]
     return T.arg(name, T.buffer(own, dtype))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 
@@ -180,7 +180,11 @@ def call_template(
         The name of the kernel.
     """
     own = sizes.Variables()
-    given = [te.placeholder(_typed(own.of(x.ty.shape)), str(x.ty.dtype)) for x in arguments]
+    # Sizes of Relax's type: kernels that are fused must agree on what they share.
+    given = [
+        te.placeholder([*map(sizes.as_expression, own.of(x.ty.shape))], str(x.ty.dtype))
+        for x in arguments
+    ]
     result = template(*given)
     shown = {v for x in given for size in x.shape for v in sizes.variables_of(size)}
     # As TVM writes them where it fuses: it compares shapes by their text.
@@ -230,8 +234,3 @@ def call_kernel(
         kernel = tirx.PrimFunc(parameters, kernel.body, kernel.ret_type, kernel.attrs)
     operands = relax.Tuple([*arguments, *numbers])
     return relax.call_tir(builder.add_func(kernel, name), operands, results)
-
-
-def _typed(shape: Iterable[Size]) -> list[Expr]:
-    """Return sizes of Relax's type: kernels that are fused must agree on what they share."""
-    return [tirx.const(size, "int64") if isinstance(size, int) else size for size in shape]

@@ -304,7 +304,8 @@ class _Merging:
         shape, groups = sizes.sizes_of(source.ty.shape), list(self.of_tensors[source].groups)
         if len(groups) == len(shape):
             return source
-        own = [_expression(sizes.product(shape[axis] for axis in group)) for group in groups]
+        merged = (sizes.product(shape[axis] for axis in group) for group in groups)
+        own = [*map(sizes.as_expression, merged)]
         scope = str(source.scope())
         return tirx.decl_buffer(own, str(source.ty.dtype), source.name, scope=scope)
 
@@ -315,7 +316,7 @@ class _Merging:
         # Only the last variable of merged axes is looked up.
         new: dict[tirx.Var, Expr] = {axis.var: _ZERO for axis in old.iter_vars}
         for group in block.axes.groups:
-            extent = _expression(sizes.product(block.extent(axis) for axis in group))
+            extent = sizes.as_expression(sizes.product(block.extent(axis) for axis in group))
             last = old.iter_vars[group[-1]]
             variable = tirx.Var(last.var.name, "int64")
             axes.append(
@@ -358,7 +359,3 @@ class _Merging:
         for loop, axis in zip(reversed(loops), reversed(axes), strict=True):
             nest = tirx.For(loop, _ZERO, axis.dom.extent, tirx.ForKind.SERIAL, nest)
         return nest
-
-
-def _expression(size: Size) -> Expr:
-    return tirx.const(size, "int64") if isinstance(size, int) else size

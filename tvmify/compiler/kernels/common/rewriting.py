@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -195,9 +195,12 @@ def _with_attribute(stmt: tirx.AttrStmt, body: Stmt) -> Stmt:
 
 
 def with_block_parts(
-    block: s_tir.SBlock, body: Stmt, annotations: Mapping[str, object]
+    block: s_tir.SBlock,
+    body: Stmt,
+    annotations: Mapping[str, object],
+    buffers: Sequence[tirx.Var] | None = None,
 ) -> s_tir.SBlock:
-    """Return a block like this one with another body and other annotations."""
+    """Return a block like this one with another body, other annotations, and other tensors."""
     return s_tir.SBlock(
         block.iter_vars,
         block.reads,
@@ -205,7 +208,7 @@ def with_block_parts(
         block.name_hint,
         body,
         block.init,
-        block.alloc_buffers,
+        block.alloc_buffers if buffers is None else buffers,
         block.match_buffers,
         annotations,
     )
@@ -216,17 +219,8 @@ def with_buffers(
 ) -> tirx.PrimFunc:
     """Return a function that allocates other tensors."""
     root = function.body.block
-    block = s_tir.SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        root.body,
-        root.init,
-        [*map(replaced, root.alloc_buffers)],
-        root.match_buffers,
-        root.annotations,
-    )
+    buffers = [*map(replaced, root.alloc_buffers)]
+    block = with_block_parts(root, root.body, root.annotations, buffers)
     return function.with_body(s_tir.SBlockRealize([], True, block))
 
 

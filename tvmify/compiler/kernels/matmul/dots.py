@@ -153,14 +153,14 @@ class DotProducts(Rule):
         parallel_if_worth(sch, fuse(sch, shared[: shared_out(sch, shared)]), machine, work)
 
         sch.compute_at(partial, row_tile, preserve_unit_loops=True)
-        step, *tile, lane = loops_along(sch, partial, "step", ROW, "column", LANE)
-        sch.reorder(step, *tile, lane)
+        step, *sums, lane = loops_along(sch, partial, "step", ROW, "column", LANE)
+        sch.reorder(step, *sums, lane)
         sch.vectorize(lane)
         *_, row_of_zeros, column_of_zeros, zeros = sch.get_loops(
             sch.decompose_reduction(partial, step)
         )
         sch.vectorize(zeros)
-        for loop in (*tile, row_of_zeros, column_of_zeros, row, column):
+        for loop in (*sums, row_of_zeros, column_of_zeros, row, column):
             sch.unroll(loop)
         sch.set_scope(partial, 0, "local")
         for name in rest:

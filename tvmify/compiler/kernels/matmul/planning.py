@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from tvmify.compiler import sizes
+from tvmify.compiler.costs import MATMUL
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.matmul import compact, pairs
 from tvmify.compiler.kernels.matmul import plan as plans
@@ -14,12 +15,6 @@ from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
-
-
-#: Symbolic sizes of a product of two activations are planned for at least so many rows and columns,
-#: and elements of the reduction. What is tuned for says little about each of several symbols, and
-#: a plan for few takes several times as long for many, while one for many serves few as well.
-_SIDE, _DEPTH = 128, 512
 
 
 def plan_for(
@@ -55,8 +50,9 @@ def workload(
     `extents` are the number of products, and the rows, columns and depth of each.
     """
     batch, rows, columns, depth = sizes.hints(extents)
-    if not packed:
-        least = ((rows, _SIDE), (columns, _SIDE), (depth, _DEPTH))
+    if not packed:  # what is tuned for says little about each of several symbols
+        side, long = MATMUL.any_side, MATMUL.any_depth
+        least = ((rows, side), (columns, side), (depth, long))
         rows, columns, depth = (
             hint if sizes.is_static(size) else max(hint, least)
             for size, (hint, least) in zip(extents[1:], least, strict=True)

@@ -31,7 +31,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         def element(i: tirx.Var) -> Expr:
             return te.sum(matrix[(i, k) if place else (k, i)] * vector[k], axis=k)
 
-        return te.compute((matrix.shape[0 if place else 1],), element, name="matmul")
+        return te.compute((matrix.shape[1 - place],), element, name="matmul")
 
     return builder.call_te(
         product, source, vector, primfunc_name_hint="matmul", primfunc_attrs=FUSIBLE
