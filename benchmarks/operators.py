@@ -225,6 +225,7 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "scores_1": (lambda x, y: x @ y.T, (torch.randn(1, 384), torch.randn(10000, 384))),
         "scores_8": (lambda x, y: x @ y.T, (torch.randn(8, 384), torch.randn(10000, 384))),
         "scores_64": (lambda x, y: x @ y.T, (torch.randn(64, 384), torch.randn(10000, 384))),
+        "linear_argument": (F.linear, (torch.randn(2, 4, 768), torch.randn(3072, 768))),
         "matrix_vector": (lambda x, y: x @ y, (torch.randn(1024, 1024), torch.randn(1024))),
         "lstm": (nn.LSTM(128, 256), (steps,)),
         "lstm_batch": (nn.LSTM(128, 256), (batch,)),

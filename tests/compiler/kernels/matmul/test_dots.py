@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import (
@@ -47,12 +47,26 @@ def _reference(x: Array, y: Array) -> Array:
         ((2, 96), (1, 20, 96), "float32"),
         ((6, 3, 64), (6, 11, 64), "float32"),
         ((2, 3, 1, 32), (2, 3, 19, 32), "float64"),
+        ((4, 63), (30, 63), "float32"),
+        ((1, 9), (30, 9), "float32"),
+        ((2, 4, 128), (30, 128), "float32"),
+        ((3, 1, 2, 96), (1, 1, 30, 96), "float32"),
+        ((2, 20001), (5, 20001), "float32"),
     ],
     ids=str,
 )
 def test_no_operand_is_packed(x, y, dtype, target):
     inputs = [random(*x).astype(dtype), random(*y, seed=1).astype(dtype)]
     check(_scores, _reference, inputs, rule="dot products", target=target)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 8, 9, 8191, 8193, 16384, 20001])
+def test_a_symbolic_reduction_of_any_length(depth):
+    program = symbolic.build(
+        _scores, [(("m", "k"), "float32"), ((5, "k"), "float32")], most=1 << 31
+    )
+    assert program.rules == {"dot products"}
+    symbolic.check(program, _reference, [random(3, depth), random(5, depth, seed=1)])
 
 
 def test_an_epilogue_is_fused_and_many_columns_are_shared_by_threads():
@@ -73,14 +87,19 @@ def test_an_epilogue_is_fused_and_many_columns_are_shared_by_threads():
         ((3, 96), ("n", 96)),
         (("m", 96), (20, 96)),
         (("b", 2, 96), ("b", "n", 96)),
+        (("b", "m", 96), ("n", 96)),
+        (("m", "k"), ("n", "k")),
+        ((3, "k"), (20, "k")),
+        (("b", "m", "k"), ("b", "n", "k")),
+        (("b", 1, "k"), ("n", "k")),
     ],
     ids=str,
 )
-def test_symbolic_rows_and_columns(x, y):
-    program = symbolic.build(_scores, [(x, "float32"), (y, "float32")], hint=6)
+def test_symbolic_sizes(x, y):
+    program = symbolic.build(_scores, [(x, "float32"), (y, "float32")], hint=4)
     assert program.rules == {"dot products"}
     for edge in symbolic.EDGES:
-        sizes = {"m": edge, "b": 3, "n": 33 - edge if edge < 32 else 2 * edge}
+        sizes = {"m": edge, "b": 3, "n": 33 - edge if edge < 32 else 2 * edge, "k": edge + 1}
         inputs = [random(*(sizes.get(size, size) for size in shape)) for shape in (x, y)]
         symbolic.check(program, _reference, inputs)
 
@@ -90,8 +109,8 @@ def test_symbolic_rows_and_columns(x, y):
     [
         ((129, 1024), (300, 1024)),  # many rows
         ((20, 64), (300, 64)),  # sums so short that adding lanes would take a third of the time
-        ((4, 63), (300, 63)),  # no whole vectors
-        ((2, 4, 64), (30, 64)),  # one matrix for several
+        ((1, 2), (300, 2)),  # no whole vectors
+        ((2, 10, 64), (30, 64)),  # many rows in all
     ],
     ids=str,
 )
@@ -112,11 +131,16 @@ def test_a_permutation_of_other_axes_is_not_a_transpose():
     assert "matmul" in built.rules
 
 
-def test_strict_accuracy_packs_where_a_lane_would_add_too_many():
+def test_strict_accuracy_adds_up_blocks():
     inputs = [random(2, 1024), random(30, 1024, seed=1)]
+
+    def blocks(function: tirx.PrimFunc) -> int:
+        return str(function).count("dots_lanes")
+
+    assert not blocks(check(_scores, _reference, inputs, rule="dot products").kernel())
     with choosing(Choices(accuracy="strict")):
-        assert "dot products" not in build(_scores, inputs).rules
-    assert "dot products" in build(_scores, inputs).rules
+        strict = check(_scores, _reference, inputs, rule="dot products")
+    assert blocks(strict.kernel())
 
 
 @pytest.mark.parametrize("target", [NATIVE, NEON], ids=["native", "neon"])

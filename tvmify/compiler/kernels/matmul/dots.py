@@ -5,9 +5,13 @@ lanes are added at the end. The loops::
 
     for each tile of columns, which are rows of y:      divided among the cores
         for each tile of rows:
-            for each vector along the reduction:
-                tile += row × column                    in registers
-            epilogue(sums of lanes)
+            for each block of the reduction:            if it is long, or a symbol
+                for each vector of the block:
+                    tile += row × column                in registers
+                sums += tile
+            for what is left of the reduction:          less than a vector
+                rest += row × column
+            epilogue(sums of lanes + rest)
 
 Packing would read and write all of y, which pays only for many rows. llamafile's ``tinyBLAS`` has
 the same tiles.
@@ -15,16 +19,30 @@ the same tiles.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import gcd
 
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL, TILE
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, loops_along, named, own_loops
+from tvmify.compiler.kernels.common.axes import (
+    LANE,
+    ROW,
+    Axes,
+    loops_along,
+    named,
+    own_loops,
+)
+from tvmify.compiler.kernels.common.bounds import size_of, written
+from tvmify.compiler.kernels.common.last_block import end_with, open_ended
 from tvmify.compiler.kernels.common.legalizing import call_template
 from tvmify.compiler.kernels.common.loops import (
+    find,
     fuse,
     iterations,
     parallel_if_worth,
@@ -34,13 +52,18 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.kernels.matmul.plan import longest_sum
-from tvmify.compiler.kernels.matmul.rows import align
+from tvmify.compiler.kernels.matmul.rows import align, flatten, not_one, unflatten
 from tvmify.compiler.kernels.matmul.vectors import untransposed
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
 #: Names of the rule, of its block of partial sums, and of the one that stores the result.
 NAME, PARTIAL, STORE = "dot products", "dots_partial", "dots_store"
+#: Names of blocks that are not always there: the sums of blocks of the reduction, those of what is
+#: left of it, and the result with its rows numbered through.
+LANES, REST, ROWS = "dots_lanes", "dots_rest", "dots_rows"
+#: Annotation of a block of partial sums: how many steps there are in all.
+STEPS = "steps"
 #: LLVM adds the lanes of as many sums at a time, by transposing them in registers.
 _TOGETHER = 4
 
@@ -54,46 +77,156 @@ def legalize(builder: relax.BlockBuilder, call: Call, machine: Microarchitecture
     (*batch, rows, depth), (*others, columns, _) = (
         sizes.sizes_of(x.ty.shape) for x in (left, right)
     )
-    is_whole = sizes.same_shape(batch, others) or all(map(sizes.is_one, (*batch, *others)))
-    if not is_whole or not isinstance(depth, int):
+    is_single = all(map(sizes.is_one, others))
+    if not is_single and not sizes.same_shape(batch, others):
         return None
-    lanes = gcd(depth, machine.lanes(bits_of(dtype)))
-    steps = depth // lanes
-    if lanes < _TOGETHER or steps > longest_sum(depth):
+    if is_single:
+        rows = sizes.product((*batch, rows))
+    lanes = machine.lanes(bits_of(dtype))
+    likely = depth if isinstance(depth, int) else max(sizes.hint(depth), MATMUL.any_depth)
+    if isinstance(depth, int) and (shared := gcd(depth, lanes)) >= _TOGETHER:
+        lanes = shared
+    if sizes.hint(rows) > min(MATMUL.dots_rows, MATMUL.dots_steps * (likely // lanes) // lanes):
         return None
-    if sizes.hint(rows) > min(MATMUL.dots_rows, MATMUL.dots_steps * steps // lanes):
-        return None
-    tall, wide = tile(sizes.hint(rows), sizes.hint(columns), machine)
-
-    def template(x: te.Tensor, y: te.Tensor) -> te.Tensor:
-        step = te.reduce_axis((0, steps), "step")
-        *own, height, _ = x.shape
-        *others, width, _ = y.shape
-        outer = max(own, others, key=len)  # all of one element if they differ
-        axes = [f"axis{i}" for i in range(len(outer))]
-
-        def partial(*index: tirx.Var) -> Expr:
-            *at, row_tile, column_tile, row, column, lane = index
-            row = _within(row_tile * tall + row, height, tall)
-            column = _within(column_tile * wide + column, width, wide)
-            along = step * lanes + lane
-            left = x[(*align(at, own), row, along)]
-            return te.sum(left * y[(*align(at, others), column, along)], axis=step)
-
-        tiles = sizes.ceil_div(height, tall), sizes.ceil_div(width, wide)
-        names = named(*axes, "row_tile", "column_tile", ROW, "column", LANE, "step")
-        sums = te.compute((*outer, *tiles, tall, wide, lanes), partial, name=PARTIAL, attrs=names)
-
-        def store(*index: tirx.Var) -> Expr:
-            *at, row, column = index
-            place = *at, row // tall, column // wide, row % tall, column % wide
-            return _sum([sums[(*place, lane)] for lane in range(lanes)])
-
-        names = named(*axes, "row", "column")
-        return te.compute((*outer, height, width), store, name=STORE, attrs=names)
-
+    cut = Cut(
+        *tile(sizes.hint(rows), sizes.hint(columns), machine),
+        lanes,
+        longest_sum(likely),
+        written(depth // lanes),
+    )
     out = sizes.sizes_of(call.ty.shape)
+    template = partial(_products, cut=cut, is_single=is_single)
     return call_template(builder, template, [left, right], out, out, "dots")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How products are cut.
+
+    Attributes
+    ----------
+    rows, columns
+        The tile of sums that stays in registers.
+    lanes
+        Of the partial sums of each.
+    longest
+        The most steps that a partial sum adds up.
+    steps
+        How many there are in all, as an annotation.
+    """
+
+    rows: int
+    columns: int
+    lanes: int
+    longest: int
+    steps: int | str
+
+
+def _products(x: te.Tensor, y: te.Tensor, cut: Cut, is_single: bool) -> te.Tensor:
+    """Return the products of the rows of two tensors; `is_single` says that `y` is one matrix."""
+    *own, depth = x.shape
+    *others, width, _ = y.shape
+    heights = [1] * (len(others) + 1 - len(own)) + own
+    axes = range(len(heights))
+    through = (not_one(axes, heights) if is_single else []) or [*axes[-1:]]
+    outer = [axis for axis in axes if axis not in through]
+    numbered = [heights[axis] for axis in through]
+    height = sizes.product(numbered)
+
+    def factors(index: Sequence[Expr], along: Expr) -> Expr:
+        *at, row_tile, column_tile, row, column = index
+        row = _within(row_tile * cut.rows + row, height, cut.rows)
+        column = _within(column_tile * cut.columns + column, width, cut.columns)
+        places = dict(zip((*outer, *through), (*at, *unflatten(row, numbered)), strict=True))
+        *leads, row = (places[axis] for axis in axes)
+        left = x[(*align(leads, own[:-1]), row, along)]
+        return left * y[(*align(leads, others), column, along)]
+
+    leading = [f"axis{axis}" for axis in outer]
+    around = [heights[axis] for axis in outer]
+    nest = (*leading, "row_tile", "column_tile", ROW, "column")
+    shape = (
+        *around,
+        sizes.ceil_div(height, cut.rows),
+        sizes.ceil_div(width, cut.columns),
+        cut.rows,
+        cut.columns,
+    )
+    sums = _of_lanes(factors, shape, sizes.number_or_expression(depth), cut, nest)
+
+    def store(*index: Expr) -> Expr:
+        *at, row, column = index
+        place = row // cut.rows, column // cut.columns, row % cut.rows, column % cut.columns
+        return sums(*at, *place)
+
+    if len(through) == 1:
+        names = ["row" if axis in through else f"axis{axis}" for axis in axes]
+        return te.compute(
+            (*heights, width),
+            lambda *i: store(*(i[axis] for axis in (*outer, *through, -1))),
+            name=STORE,
+            attrs=named(*names, "column"),
+        )
+    names = named(*leading, "row", "column")
+    rows = te.compute((*around, height, width), store, name=ROWS, attrs=names)
+
+    def place(*index: Expr) -> Expr:
+        row = flatten([index[axis] for axis in through], numbered)
+        return rows(*(index[axis] for axis in outer), row, index[-1])
+
+    names = named(*(f"axis{axis}" for axis in axes), "column")
+    return te.compute((*heights, width), place, name=STORE, attrs=names)
+
+
+def _of_lanes(
+    factors: Callable[[Sequence[Expr], Expr], Expr],
+    shape: Sequence[Size],
+    depth: Size,
+    cut: Cut,
+    nest: Sequence[str],
+) -> Callable[..., Expr]:
+    """Return a function that adds up the lanes of a sum, and what is left of its row."""
+    lanes, steps = cut.lanes, depth // cut.lanes
+    is_long = not isinstance(steps, int) or steps > cut.longest
+    step = te.reduce_axis((0, cut.longest if is_long else steps), "step")
+    names = (*nest, LANE)
+    shape_of_lanes = (*shape, lanes)
+
+    def part(block: Expr | int, *index: Expr) -> Expr:
+        *at, lane = index
+        return te.sum(factors(at, (block * cut.longest + step) * lanes + lane), axis=step)
+
+    if is_long:
+        blocks = sizes.ceil_div(steps, cut.longest)
+        attrs = {STEPS: cut.steps} | open_ended(steps, cut.longest)
+        attrs |= named("block", *names, "step")
+        parts = te.compute((blocks, *shape_of_lanes), part, name=PARTIAL, attrs=attrs)
+        block = te.reduce_axis((0, blocks), "block")
+        sums = te.compute(
+            shape_of_lanes,
+            lambda *i: te.sum(parts(block, *i), axis=block),
+            name=LANES,
+            attrs=named(*names, "block"),
+        )
+    else:
+        attrs = named(*names, "step")
+        sums = te.compute(shape_of_lanes, lambda *i: part(0, *i), name=PARTIAL, attrs=attrs)
+    rest = None
+    left = depth % lanes
+    if not isinstance(left, int) or left:
+        k = te.reduce_axis((0, left), "k")
+        rest = te.compute(
+            shape,
+            lambda *i: te.sum(factors(i, steps * lanes + k), axis=k),
+            name=REST,
+            attrs=named(*nest, "k"),
+        )
+
+    def total(*at: Expr) -> Expr:
+        whole = _sum([sums(*at, lane) for lane in range(lanes)])
+        return whole if rest is None else whole + rest(*at)
+
+    return total
 
 
 def tile(rows: int, columns: int, machine: Microarchitecture) -> tuple[int, int]:
@@ -140,9 +273,12 @@ class DotProducts(Rule):
         """Schedule a function made by `legalize`."""
         inline_producers(sch, PARTIAL)
         store, rest = fuse_epilogue(sch, STORE)
-        partial = sch.get_sblock(PARTIAL)
-        tall, wide = Axes.of(sch.get(partial)).extents(ROW, "column")
-        work = float(iterations(sch, partial))
+        if find(sch, ROWS) is not None:
+            sch.reverse_compute_inline(store)
+            store = sch.get_sblock(ROWS)
+        parts, sums, left = sch.get_sblock(PARTIAL), find(sch, LANES), find(sch, REST)
+        tall, wide = Axes.of(sch.get(parts)).extents(ROW, "column")
+        work = float(iterations(sch, parts))
 
         loops = own_loops(sch, store)
         row, column, outer = loops.pop("row"), loops.pop("column"), [*loops.values()]
@@ -152,17 +288,49 @@ class DotProducts(Rule):
         shared = [*outer, column_tile]
         parallel_if_worth(sch, fuse(sch, shared[: shared_out(sch, shared)]), machine, work)
 
-        sch.compute_at(partial, row_tile, preserve_unit_loops=True)
-        step, *sums, lane = loops_along(sch, partial, "step", ROW, "column", LANE)
-        sch.reorder(step, *sums, lane)
-        sch.vectorize(lane)
-        *_, row_of_zeros, column_of_zeros, zeros = sch.get_loops(
-            sch.decompose_reduction(partial, step)
-        )
-        sch.vectorize(zeros)
-        for loop in (*sums, row_of_zeros, column_of_zeros, row, column):
-            sch.unroll(loop)
-        sch.set_scope(partial, 0, "local")
+        at = row_tile
+        if left is not None:
+            sch.compute_at(left, row_tile, preserve_unit_loops=True)
+            _keep_in_registers(sch, left, _outermost(sch, left))
+        if sums is not None:
+            sch.compute_at(sums, row_tile, preserve_unit_loops=True)
+            at, *tile = _outermost(sch, sums)
+        sch.compute_at(parts, at, preserve_unit_loops=True)
+        step, *inside = _outermost(sch, parts)
+        _keep_in_registers(sch, parts, [step, *inside])
+        if sums is not None:
+            steps = size_of(sch.get(parts).annotations[STEPS], sch.mod["main"])
+            end_with(sch, parts, step, steps, "block")
+            _keep_in_registers(sch, sums, [at, *tile])
+        _write_out(sch, [row, column], has_lanes=False)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return sch
+
+
+def _outermost(sch: s_tir.Schedule, sums: SBlockRV) -> list[LoopRV]:
+    """Move the loop along a reduction around a tile of sums; return it and those of the tile."""
+    *_, along = sch.get_loops(sums)
+    lanes = [LANE] if LANE in Axes.of(sch.get(sums)) else []
+    loops = [along, *loops_along(sch, sums, ROW, "column", *lanes)]
+    sch.reorder(*loops)
+    return loops
+
+
+def _keep_in_registers(sch: s_tir.Schedule, sums: SBlockRV, loops: list[LoopRV]) -> None:
+    """Keep a tile of sums in registers, given the loop along a reduction and those of the tile."""
+    along, *tile = loops
+    has_lanes = LANE in Axes.of(sch.get(sums))
+    _write_out(sch, tile, has_lanes)  # TVM refuses it once the initial value is split off
+    zeros = sch.get_loops(sch.decompose_reduction(sums, along))[-len(tile) :]
+    _write_out(sch, zeros, has_lanes)
+    sch.set_scope(sums, 0, "local")
+
+
+def _write_out(sch: s_tir.Schedule, tile: list[LoopRV], has_lanes: bool) -> None:
+    """Unroll the loops over a tile, the last of which may be the lanes of a vector."""
+    if has_lanes:
+        *tile, lane = tile
+        sch.vectorize(lane)
+    for loop in tile:
+        sch.unroll(loop)
