@@ -169,6 +169,11 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "split": (lambda x: [part + 1 for part in x.split(256, -1)], (rows,)),
         "transpose": (lambda x: x.t().contiguous(), (torch.randn(1024, 1024),)),
         "permute_heads": (lambda x: x.transpose(1, 2).contiguous(), (torch.randn(1, 128, 12, 64),)),
+        "permute_heads_8": (
+            lambda x: x.transpose(1, 2).contiguous(),
+            (torch.randn(8, 128, 12, 64),),
+        ),
+        "shuffle_channels": (nn.ChannelShuffle(2), _image(116, 28, 28)),
         "channels_first": (
             lambda x: x.permute(0, 3, 1, 2).contiguous(),
             (torch.randn(1, 56, 56, 64),),
@@ -179,6 +184,7 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "instance_norm": (nn.InstanceNorm2d(64), image),
         "rms_norm": (nn.RMSNorm(768), (rows,)),
         "batch_norm": (nn.BatchNorm2d(64), image),
+        "prelu": (nn.PReLU(64), image),
         "softmax_last": (lambda x: x.softmax(-1), (rows,)),
         "softmax_first": (lambda x: x.softmax(0), (rows,)),
         "log_softmax_last": (lambda x: x.log_softmax(-1), (rows,)),
@@ -209,6 +215,7 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "norm_all": (lambda x: x.norm(), (torch.randn(1024, 1024),)),
         "var_last": (lambda x: x.var(-1), (rows,)),
         "roll": (lambda x: x.roll((3, 3), (2, 3)), image),
+        "roll_channels_last": (lambda x: x.roll((-3, -3), (1, 2)), (torch.randn(1, 56, 56, 96),)),
         "flip": (lambda x: x.flip(-1), (rows,)),
         "tril": (lambda x: x.tril(), (torch.randn(512, 512),)),
         "where": (lambda x, y: torch.where(x > 0, x, y), (rows, rows.flip(0).contiguous())),

@@ -27,7 +27,7 @@ KERNELS = {
     "column reduction": (
         lambda builder, x: op.sum(x, 1),
         lambda x: x.sum(1),
-        (20, 70, 100),
+        (20, 70, 250),
     ),
     "elementwise": (
         lambda builder, x: op.multiply(
@@ -52,7 +52,7 @@ def test_every_alternative_is_right(rule):
     choices = asked(describe, shape)
     ((workload, names),) = choices.candidates.items()
     assert workload.startswith(f"{rule} {'x'.join(map(str, expected(random(*shape)).shape))} ")
-    assert len(names) > 2
+    assert len(names) > 1
     bodies = []
     for name in names:
         with choosing(Choices(measured={workload: name})):
@@ -125,14 +125,14 @@ def test_trivial_or_unmeasurable_choice_is_skipped(describe, shapes):
 
 
 def test_functions_of_several_results_are_measured():
-    choices = asked(lambda builder, x: op.split(x, 2, 1), (128, 1802))
+    choices = asked(lambda builder, x: op.split(x, 2, 1), (64, 1000))
     (sample,) = choices.samples.values()
     (function,) = (
         f for _, f in sample.ir_mod().functions_items() if f.attrs and "s_tir" in f.attrs
     )
     assert len(function.params) == 3
     assert lower_sample(sample, NATIVE, Choices())().library
-    assert [int(size) for size in sample.types[-1].shape] == [128, 901]
+    assert [int(size) for size in sample.types[-1].shape] == [64, 500]
 
 
 def test_workloads_are_named_only_when_measuring(monkeypatch):

@@ -78,6 +78,34 @@ def test_permutation(shape, axes):
     )
 
 
+def _swapped(target, *shape):
+    """Return the loops of a kernel that exchanges the first two of three axes."""
+    built = check(
+        lambda builder, x: op.permute_dims(x, [1, 0, 2]),
+        lambda x: x.transpose(1, 0, 2),
+        [random(*shape)],
+        rule="elementwise",
+        target=target,
+    )
+    return loops(built.kernel())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_vectors_of_a_row_are_a_loop_of_their_own(target):
+    rows, vectors, lanes, *tail = _swapped(target, 5, 7, 131)
+    assert (int(rows.extent), rows.kind) == (35, tirx.ForKind.SERIAL)
+    assert int(vectors.extent) == -(-131 // int(lanes.extent))
+    assert [int(loop.extent) for loop in tail] == [2, 1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_threads_share_parts_of_rows_if_there_are_few(target):
+    parts, vectors, lanes = _swapped(target, 2, 3, 96000)
+    assert parts.kind == tirx.ForKind.PARALLEL
+    assert 16 <= int(parts.extent) < 64
+    assert int(parts.extent) * int(vectors.extent) * int(lanes.extent) == 6 * 96000
+
+
 def test_concatenation_and_split():
     check(
         lambda builder, x, y: op.concat([x, y], 1),

@@ -16,7 +16,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
 #: Enough iterations to divide among threads: eight for each of two threads.
-_ENOUGH = 16
+ENOUGH = 16
 _loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
 
 
@@ -140,7 +140,7 @@ def shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
     symbolic = [i for i in several[1:] if is_symbolic(sch, outer[i])]
     if not symbolic:
         return len(outer)
-    enough = (i for i in symbolic if prod(extent(sch, loop) for loop in outer[:i]) >= _ENOUGH)
+    enough = (i for i in symbolic if prod(extent(sch, loop) for loop in outer[:i]) >= ENOUGH)
     return next(enough, symbolic[-1] + 1)
 
 

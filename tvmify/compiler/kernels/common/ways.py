@@ -37,14 +37,11 @@ class Way:
     ----------
     vectors
         The most vectors in the innermost loops.
-    rows
-        Whether the vectors of a row are a loop of their own inside the rows, not one with them.
     threads
         Whether threads share the outermost loop.
     """
 
     vectors: int = 1
-    rows: bool = False
     threads: bool = False
 
     @property
@@ -53,7 +50,7 @@ class Way:
         return math.inf if self.threads else 0.0
 
     def __str__(self) -> str:
-        return f"{self.vectors} wide" + ", rows" * self.rows + ", threads" * self.threads
+        return f"{self.vectors} wide" + ", threads" * self.threads
 
 
 class Several(Rule):

@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.loops import (
+    ENOUGH,
     blocks_of,
     extent,
     fuse,
@@ -18,6 +19,7 @@ from tvmify.compiler.kernels.common.loops import (
     output_bits,
     parallel_if_worth,
     shared_out,
+    traffic,
 )
 from tvmify.compiler.kernels.common.merge_axes import variables_apart
 from tvmify.compiler.kernels.common.rewriting import is_if_then_else, substitute, uses
@@ -37,7 +39,6 @@ class Elementwise(Several):
     """One pass per result, vectorized along memory. This rule applies to any function."""
 
     name = "elementwise"
-    ways = Way(), Way(rows=True)
 
     def takes(self, sch: s_tir.Schedule) -> bool:
         """Schedule a function that no other rule has scheduled."""
@@ -49,7 +50,7 @@ class Elementwise(Several):
     ) -> s_tir.Schedule | None:
         """Schedule each block that is left by itself."""
         for block in blocks_of(sch):
-            schedule_block(sch, block, machine, way.work, rows=way.rows)
+            schedule_block(sch, block, machine, way.work)
         return sch
 
 
@@ -59,7 +60,6 @@ def schedule_block(
     machine: Microarchitecture,
     work: float,
     sums: int = 8,
-    rows: bool = False,
 ) -> None:
     """Make one block a nest of its own: parallel outside, one vector inside.
 
@@ -71,10 +71,6 @@ def schedule_block(
         Multiply-adds of the whole function, which decide whether it is worth threads.
     sums
         How many vectors of sums there are inside, at most.
-    rows
-        Whether the vectors of a row are a loop of their own. Fused with the loop over rows, there
-        are more iterations to share, but each divides to find its row, and checks whether the row
-        ends there.
 
     Raises
     ------
@@ -106,15 +102,17 @@ def schedule_block(
     lanes = machine.lanes(output_bits(sch, block))
     around, vectors = _cut(sch, row, lanes, sums if reduced else 0, alone=not outer)
     deciding = [*deciding[: len(outer)], any(deciding[len(outer) :])]
-    outer += [] if rows and outer else around
-    several = [extent(sch, loop) > 1 for loop in outer]
-    decided = [loop for loop, *both in zip(outer, deciding, several, strict=False) if all(both)]
-    short = not is_symbolic(sch, *outer) and prod(extent(sch, x) for x in outer) <= _UNROLLED
+    nest = [*outer, *around]
+    several = [extent(sch, loop) > 1 for loop in nest]
+    decided = [loop for loop, *both in zip(nest, deciding, several, strict=False) if all(both)]
+    short = not is_symbolic(sch, *nest) and prod(extent(sch, x) for x in nest) <= _UNROLLED
     if short and decided and not reduced:
         for loop in decided:
             sch.unroll(loop)  # then each condition is known
-    elif outer:
-        parallel_if_worth(sch, fuse(sch, outer[: shared_out(sch, outer)]), machine, work)
+    elif nest:
+        threads = machine.worth_threads(work, traffic(sch.mod["main"], work))
+        loops = nest if reduced else _shared(sch, outer, around, ENOUGH if threads else 1)
+        parallel_if_worth(sch, fuse(sch, loops[: shared_out(sch, loops)]), machine, work)
     if reduced:
         sch.reorder(*reduced, *vectors)
     _make_vectors(sch, vectors)
@@ -146,6 +144,25 @@ def _cut(
     width = next(n for n in (8, 4, 2, 1) if n <= sums and extent(sch, around) % n == 0)
     around, several = sch.split(around, [None, width])
     return [around], [several, vector]
+
+
+def _shared(
+    sch: s_tir.Schedule, outer: list[LoopRV], around: list[LoopRV], enough: int
+) -> list[LoopRV]:
+    """Return the loops to fuse over rows and over the vectors of a row, around those that stay.
+
+    Each iteration of the fused loop divides to find its row, so it takes a whole row, or the
+    largest part of one that leaves `enough` of them.
+    """
+    if not outer or is_symbolic(sch, *around):
+        return [*outer, *around]
+    least = -(-enough // prod(extent(sch, loop) for loop in outer))
+    parts: list[LoopRV] = []
+    for loop in around if least > 1 else []:
+        count = extent(sch, loop)
+        number = next((n for n in range(least, 4 * least) if count % n == 0), count)
+        parts += sch.split(loop, [number, None])[:1]
+    return [*outer, *parts]
 
 
 def _make_vectors(sch: s_tir.Schedule, vectors: list[LoopRV]) -> None:

@@ -110,7 +110,7 @@ class ColumnReduction(_OfSums):
     """Reductions across memory: the lanes of a vector are not added to each other."""
 
     name = "column reduction"
-    ways = Way(8), Way(8, rows=True), Way(2)
+    ways = Way(8), Way(2)
 
     def nest(
         self, sch: s_tir.Schedule, machine: Microarchitecture, way: Way
@@ -121,7 +121,7 @@ class ColumnReduction(_OfSums):
             if tiled is not None:
                 return tiled
         for block in blocks_of(sch):
-            schedule_block(sch, block, machine, way.work, sums=way.vectors, rows=way.rows)
+            schedule_block(sch, block, machine, way.work, sums=way.vectors)
         return sch
 
 
