@@ -341,3 +341,22 @@ def test_two_sequences_of_any_length_without_padding():
     assert not any("failed" in outcome for outcome in program.report.values())
     for length in (9, 16, 40):
         symbolic.check(program, expected, [random(2, 16, length, 1, seed=3)], weights)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_sequences_of_any_length_are_cut_into_tiles_of_several_pixels(stride):
+    weights = [random(64, 16, 3, 1)]
+
+    def describe(builder, image, weight):
+        return op.nn.conv2d(image, weight, (stride, 1), (1, 0))
+
+    def expected(image, weight):
+        image, weight = map(torch.from_numpy, (image, weight))
+        return F.conv2d(image, weight, None, (stride, 1), (1, 0)).numpy()
+
+    program = symbolic.build(describe, [((1, 16, "s0", 1), "float32")], weights)
+    kernel = next(f for v, f in program.ir_mod.functions_items() if "conv2d" in v.name_hint)
+    rows = [loop for loop in loops(kernel) if loop.loop_var.name.startswith("y_1")]
+    assert rows and all(int(loop.extent) > 1 for loop in rows)
+    for length in (2, 7, 8, 9, 15, 16, 17, 61):
+        symbolic.check(program, expected, [random(1, 16, length, 1, seed=3)], weights)

@@ -22,6 +22,7 @@ from tvmify.compiler.kernels.common.loops import (
     find,
     fuse,
     is_compound,
+    is_symbolic,
     iterations,
     keep_in_registers,
     output_bits,
@@ -230,8 +231,6 @@ class Conv2d(Rule):
         grouped = "group" in own_loops(sch, store)
         (channel,) = loops_along(sch, store, "channel")
         per_group = extent(sch, channel) // side
-        if _has_quotients_tvm_keeps(sch, store):
-            return None
 
         # 2. Cut the result into tiles; tasks of several tiles are divided among the cores.
         tasks, at = _cut(sch, store, (down, across, channels), rows_first, blocks == 1)
@@ -271,15 +270,6 @@ class Conv2d(Rule):
         return sch
 
 
-def _has_quotients_tvm_keeps(sch: s_tir.Schedule, store: SBlockRV) -> bool:
-    """Whether cutting the result would leave divisions in its indices, so that simple loops are no
-    slower: as in `_cut`, but the number of images is a factor of each term.
-    """
-    image, row, *_ = loops_along(sch, store, *PIXEL)
-    is_batch = sizes.is_static(sch.get(image).extent) and extent(sch, image) > 1
-    return is_compound(sch, row) and is_batch
-
-
 def _cut(
     sch: s_tir.Schedule,
     store: SBlockRV,
@@ -297,11 +287,14 @@ def _cut(
         sch.split(loop, [None, size]) for loop, size in zip((y, x, c), tile, strict=True)
     )
     outer = [b, *group]
+    if is_symbolic(sch, yo):  # one image is no factor that TVM would divide rows by
+        outer = [loop for loop in outer if is_symbolic(sch, loop) or extent(sch, loop) > 1]
     if is_compound(sch, yo):
         # TVM multiplies `size + 3` out, and then finds no quotient by it: nothing between images
-        # and rows is fused with them.
+        # and rows is fused with them, and no known number of images either.
+        images = [b] if is_symbolic(sch, b) else []
         sch.reorder(b, yo, *group, co, xo, yi, xi, ci)
-        return fuse(sch, [b, yo]), xo
+        return fuse(sch, [*images, yo]), xo
     if rows_first:
         sch.reorder(*outer, yo, co, xo, yi, xi, ci)
         return fuse(sch, [*outer, yo]), xo

@@ -41,8 +41,8 @@ def candidates(
     convolution
         With numbers for all sizes.
     of_any_size
-        Whether height or width are merely likely: then a tile is of one row, and all input
-        channels are one block.
+        Whether height or width are merely likely: then a tile is of one row, or of one column of a
+        sequence, and all input channels are one block.
     """
     kernel, out, groups, bits = (
         convolution.kernel,
@@ -61,7 +61,7 @@ def candidates(
         most = machine.accumulators // 4 * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
     if of_any_size:
-        ranked = [tile for tile in ranked if tile.down == 1 and not tile.flat]
+        ranked = [t for t in ranked if not t.flat and (t.down == 1 or out[2] == 1)]
     channels = (groups // side, side, columns, kernel[3])
     uncut = Direct(
         convolution.image,
