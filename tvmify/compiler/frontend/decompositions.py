@@ -88,6 +88,8 @@ def _adaptive_mean(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     """Pooling to one element per axis is a mean; torch's own decomposition also restrides it."""
     if all(size == 1 for size in sizes):
         return x.mean(list(range(-len(sizes), 0)), keepdim=True)
+    if len(sizes) == 1 and not isinstance(x.shape[-1], int):  # PyTorch itself pools any length
+        return aten._adaptive_avg_pool2d(x.unsqueeze(-2), [1, *sizes]).squeeze(-2)
     if len(sizes) == 1:
         return aten._adaptive_avg_pool2d(x.unsqueeze(-1), [*sizes, 1]).squeeze(-1)
     return aten._adaptive_avg_pool2d(x, sizes)

@@ -40,6 +40,14 @@ class Found(nn.Module):
         return x[at] * 2, x.gather(0, ends), x[torch.arange(x.size(0)), x.argmax(-1)]
 
 
+class Gathered(nn.Module):
+    """Parts of rows and whole ones, found by an index that is expanded."""
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
+        rows = at[:, None]
+        return x.gather(0, rows.expand(-1, 4)), x.gather(0, rows.expand(-1, x.size(1)))
+
+
 class Written(nn.Module):
     """Elements that are written or added at computed positions."""
 
@@ -52,6 +60,15 @@ class Written(nn.Module):
             x.index_put((largest, at[None, :2]), x[:, :1], accumulate=True),
             x.scatter(1, at[:, None], x[:, 1:]),
         )
+
+
+class Resized(nn.Module):
+    """Sequences of other lengths."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        resize, pooled = nn.functional.interpolate, nn.functional.adaptive_avg_pool1d(x, 3)
+        longer = resize(x, scale_factor=2.5, mode="linear"), resize(x, scale_factor=1.5)
+        return pooled, *longer, resize(x, size=13, mode="linear", align_corners=True)
 
 
 class Windows(nn.Module):
@@ -93,11 +110,13 @@ LAYERS: dict[str, tuple[nn.Module, Any]] = {
     "slices": (Slices(), lambda n: (drawn(2, n, 8),)),
     "moved": (Moved(), lambda n: (drawn(n, 5), torch.ones(0, n))),
     "found": (Found(), lambda n: (drawn(n, 5), torch.tensor([n - 1, 0, -n]))),
+    "gathered": (Gathered(), lambda n: (drawn(n, 5), torch.tensor([n - 1, 0]))),
     "views": (Views(), lambda n: (drawn(n, 8),)),
     "parts": (Parts(), lambda n: (drawn(n, 8),)),
     "left to torch": (LeftToTorch(), lambda n: (drawn(n, 6),)),
     "lstm": (nn.LSTM(8, 8, batch_first=True), lambda n: (drawn(2, n, 8),)),
     "both directions": (nn.LSTM(8, 8, bidirectional=True), lambda n: (drawn(n, 2, 8),)),
+    "resized": (Resized(), lambda n: (drawn(2, 3, n),)),
     "written": (Written(), lambda n: (drawn(n, 5), torch.arange(n) % 4)),
     "images": (
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),

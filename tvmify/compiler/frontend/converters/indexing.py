@@ -89,11 +89,14 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
         line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
         return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    line = _line(importer, index, axis, shape)  # type: ignore[arg-type]
+    extents = importer.shape(index)  # type: ignore[arg-type]
+    pairs = list(enumerate(zip(extents, shape, strict=True)))
+    # Other sizes of the result are those of one of the kernel's arguments.
+    known = all(a == axis or is_static(size) or same(size, own) for a, (size, own) in pairs)
+    line = _line(importer, index, axis, extents) if known else None  # type: ignore[arg-type]
     at = positions(importer, line or index, source, axis, wrap=False)  # type: ignore[arg-type]
     if line is not None:
-        at = importer.emit(relax.op.reshape(at, [importer.shape(index)[axis]]))
-        return importer.emit_te(take, importer.tensor(source), at, axis)
+        at = importer.emit(relax.op.reshape(at, [extents[axis]]))
 
     def gathered(x: te.Tensor, where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -101,7 +104,17 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
 
         return te.compute(where.shape, element, name="gather")
 
-    return importer.emit_te(gathered, importer.tensor(source), at)
+    def rows(x: te.Tensor, where: te.Tensor) -> te.Tensor:
+        out = [x.shape[a] if same(size, own) else size for a, (size, own) in pairs]
+        out[axis] = where.shape[0]
+
+        def element(*i: Any) -> Any:
+            return x(*i[:axis], where(i[axis]), *i[axis + 1 :])
+
+        return te.compute(out, element, name="gather")
+
+    kernel = gathered if line is None else rows
+    return importer.emit_te(kernel, importer.tensor(source), at)
 
 
 def _line(importer: Importer, index: fx.Node, axis: int, shape: Sequence[Size]) -> fx.Node | None:

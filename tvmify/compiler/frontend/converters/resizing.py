@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.sizes import Size, as_number, same, sizes_of
+from tvmify.compiler.sizes import Size, as_number, is_one, same, sizes_of
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
+
+#: The index of an element, and a share of the way to the next.
+_Position: TypeAlias = "tuple[Expr, Any]"
 
 
 def resized(
@@ -49,9 +53,23 @@ def resized(
     if mode != "bilinear" and whole is None:
         steps = [importer.number(_step(own[axis], size, factor, aligned, precise), precise)]
 
-    def resize(x: te.Tensor, size: Any, *steps: te.Tensor) -> te.Tensor:
-        extent = x.shape[axis]
+    def position(i: tirx.Var, extent: Size, size: Size, steps: Sequence[te.Tensor]) -> _Position:
         step = steps[0]() if steps else _step(extent, size, factor, aligned, precise)
+        return _position(i.astype(precise), step, extent, mode, aligned)
+
+    # Along a row, vectors would convert positions from floats, for each row again.
+    tables: list[relax.Expr] = []
+    if whole is None and all(map(is_one, own[axis + 1 :])):
+        for part in range(1 if nearest else 2):
+
+            def table(extent: Any, size: Any, *steps: te.Tensor, part: int = part) -> te.Tensor:
+                return te.compute((size,), lambda i: position(i, extent, size, steps)[part])
+
+            opaque = {"op_pattern": 8}  # not computed again where it is read
+            tables.append(importer.emit_te(table, own[axis], size, *steps, primfunc_attrs=opaque))
+
+    def resize(x: te.Tensor, size: Any, *given: te.Tensor) -> te.Tensor:
+        extent = x.shape[axis]
 
         def element(*i: tirx.Var) -> Expr:
             def at(place: Expr) -> Expr:
@@ -59,20 +77,17 @@ def resized(
 
             if whole is not None:
                 return at(tirx.floordiv(i[axis], whole))
-            place = i[axis].astype(precise)
+            if tables:
+                first, *shares = (table[i[axis]] for table in given)
+            else:
+                first, *shares = position(i[axis], extent, size, given)
             if nearest:
-                return at(tirx.min(tirx.floor(place * step).astype("int64"), extent - 1))
-            half = tirx.const(0.5, "float32")
-            source = place * step if aligned else (place + half) * step - half
+                return at(first)
+            share = shares[0].astype(x.dtype)
             if mode == "bicubic":
-                first = tirx.floor(source)
-                weights = _cubic_weights((source - first).astype(x.dtype))
-                places = [first.astype("int64") + tap for tap in range(-1, 3)]
+                places = [first + tap for tap in range(-1, 3)]
                 taps = [at(tirx.max(tirx.min(place, extent - 1), 0)) for place in places]
-                return reduce(operator.add, map(operator.mul, taps, weights))
-            source = tirx.max(source, tirx.const(0.0, "float32"))
-            first = tirx.min(tirx.floor(source).astype("int64"), extent - 1)
-            share = (source - first.astype("float32")).astype(x.dtype)
+                return reduce(operator.add, map(operator.mul, taps, _cubic_weights(share)))
             second = tirx.min(first + 1, extent - 1)
             return at(first) * (tirx.const(1.0, x.dtype) - share) + at(second) * share
 
@@ -80,7 +95,23 @@ def resized(
         shape[axis] = size
         return te.compute(shape, element, name="resized")
 
-    return importer.emit_te(resize, x, size, *steps, primfunc_name_hint="resize")
+    return importer.emit_te(resize, x, size, *(tables or steps), primfunc_name_hint="resize")
+
+
+def _position(place: Expr, step: Expr, extent: Size, mode: str, aligned: bool) -> _Position:
+    """Return the element that a result is computed from, or the first of several, and how far
+    behind that it lies.
+    """
+    if mode == "nearest":
+        return tirx.min(tirx.floor(place * step).astype("int64"), extent - 1), None
+    half = tirx.const(0.5, "float32")
+    source = place * step if aligned else (place + half) * step - half
+    if mode == "bicubic":
+        first = tirx.floor(source)
+        return first.astype("int64"), source - first
+    source = tirx.max(source, tirx.const(0.0, "float32"))
+    first = tirx.min(tirx.floor(source).astype("int64"), extent - 1)
+    return first, source - first.astype("float32")
 
 
 def _cubic_weights(share: Expr) -> list[Expr]:
