@@ -1,10 +1,12 @@
-"""Sizes that are written down where no symbol may be."""
+"""Sizes that are written down where no symbol may be, and where loops end."""
 
 from __future__ import annotations
 
 import pytest
-from tvm import te, tirx
+from tvm import relax, te, tirx
 
+from tests.compiler import symbolic
+from tests.compiler.kernels.kernels import loops, random
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.bounds import size_of, written
 
@@ -26,3 +28,15 @@ def test_bounds_round_trip(size):
 def test_invalid_size_is_not_recorded():
     with pytest.raises(ValueError, match="not a sum, product or quotient"):
         written(tirx.Select(B > 1, B, S))
+
+
+def test_a_sum_ends_before_terms_that_are_zero():
+    """Rows are added up in blocks of 112, however few there are."""
+    program = symbolic.build(
+        lambda _, x: relax.op.mean(x, [1, 2]), [(("b", 4, "h", "c"), "float32")], hint=224
+    )
+    kernel = next(f for v, f in program.ir_mod.functions_items() if "sum" in v.name_hint)
+    ends = [loop.extent for loop in loops(kernel) if loop.loop_var.name == "k"]
+    assert ends and not any(map(sizes.is_static, ends))
+    for rows in (2, 7, 8, 9, 15, 16, 17, 111, 112, 113, 225):
+        symbolic.check(program, lambda x: x.mean((1, 2)), [random(2, 4, rows, 19)])

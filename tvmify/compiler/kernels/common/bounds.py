@@ -1,7 +1,7 @@
 """Ends loops with the last tile, instead of checking a condition in each iteration. With symbolic
 rows, the last tile may have fewer rows, and the last block fewer tiles. A split adds a predicate to
 every block inside. If it has the form ``something + loop variable < limit``, the loop ends there
-instead, and whole tiles run without conditions.
+instead, and whole tiles run without conditions. So do sums whose last terms are zeros.
 """
 
 from __future__ import annotations
@@ -10,12 +10,19 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
+import tvm_ffi
 from tvm import s_tir, sym, tirx
 from tvm.ir import Expr
 from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, uses
+from tvmify.compiler.kernels.common.rewriting import (
+    is_if_then_else,
+    rewrite,
+    rewrite_body,
+    substitute,
+    uses,
+)
 from tvmify.compiler.sizes import Size
 
 
@@ -96,19 +103,42 @@ def bound_loops(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _common_ends(loop: tirx.For) -> list[Expr]:
-    """Return the ends of a loop given by predicates of every block in it."""
+    """Return the ends of a loop given by conditions of every block in it."""
     found: list[list[Expr]] = []
+    inside: list[tirx.Var] = []
 
     def visit(stmt: Stmt) -> Stmt | None:
+        if isinstance(stmt, tirx.For):
+            inside.append(stmt.loop_var)
         if isinstance(stmt, s_tir.SBlockRealize):
-            ends = (_end(c, loop.loop_var) for c in conjuncts(stmt.predicate))
-            found.append([end for end in ends if end is not None])
+            conditions = conjuncts(stmt.predicate) + _conditions_of_term(stmt)
+            ends = (_end(c, loop.loop_var) for c in conditions)
+            found.append([end for end in ends if end is not None and not uses(end, inside)])
             return stmt
         return None
 
     rewrite(loop.body, visit)
     first, *others = found or [[]]
     return [end for end in first if all(_is_among(end, other) for other in others)]
+
+
+def _conditions_of_term(realize: s_tir.SBlockRealize) -> list[Expr]:
+    """Return the conditions, in loop variables, under which a block adds anything to a sum."""
+    block, store = realize.block, realize.block.body
+    if block.init is not None or not isinstance(store, tirx.BufferStore):
+        return []
+    total, place = store.value, tirx.BufferLoad(store.buffer, store.indices)
+    if not isinstance(total, tirx.Add) or not tvm_ffi.structural_equal(total.a, place):
+        return []
+    if not is_if_then_else(total.b):
+        return []
+    condition, _, otherwise = total.b.args
+    if not isinstance(otherwise, (tirx.FloatImm, tirx.IntImm)) or otherwise.value:
+        return []
+    pairs = zip(block.iter_vars, realize.iter_values, strict=True)
+    values = {axis.var: value for axis, value in pairs}
+    own = substitute(condition, lambda x: values.get(x) if isinstance(x, tirx.Var) else None)
+    return conjuncts(own)
 
 
 def _without(loop: tirx.For, ends: list[Expr]) -> Stmt:
