@@ -12,6 +12,7 @@ from tvm.ir import Expr, Range, TensorLoad
 from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.rewriting import (
+    find,
     rewrite,
     rewrite_body,
     substitute,
@@ -94,13 +95,4 @@ class _Joining:
 
 def _divides(index: Expr, variables: list[tirx.Var]) -> bool:
     """Whether a quotient or remainder depends on a variable."""
-    found = False
-
-    def visit(node: Expr) -> Expr | None:
-        nonlocal found
-        if isinstance(node, (tirx.FloorDiv, tirx.FloorMod)):
-            found |= uses(node, variables)
-        return None
-
-    substitute(index, visit)
-    return found
+    return any(uses(part, variables) for part in find(index, (tirx.FloorDiv, tirx.FloorMod)))

@@ -10,7 +10,7 @@ from tvm import sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute
+from tvmify.compiler.kernels.common.rewriting import find, rewrite_body, substitute
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.sizes import factor, product
@@ -145,17 +145,11 @@ _ARITHMETIC = (*_OPERATIONS, tirx.Ramp, tirx.Broadcast, tirx.IntImm, tirx.Var)
 
 def _divides_by_size(value: Expr) -> bool:
     """Whether a quotient has a divisor that varies: its variable is kept, not to divide again."""
-    found = False
-
-    def visit(node: Expr) -> Expr | None:
-        nonlocal found
-        if isinstance(node, _DIVISIONS):
-            divisor = node.b.value if isinstance(node.b, tirx.Broadcast) else node.b
-            found |= not isinstance(divisor, tirx.IntImm)
-        return None
-
-    substitute(value, visit)
-    return found
+    divisors = [node.b for node in find(value, _DIVISIONS)]
+    return not all(
+        isinstance(divisor.value if isinstance(divisor, tirx.Broadcast) else divisor, tirx.IntImm)
+        for divisor in divisors
+    )
 
 
 def _is(value: Expr, number: int) -> bool:

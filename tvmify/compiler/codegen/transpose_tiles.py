@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import rewrite, rewrite_body, substitute
+from tvmify.compiler.kernels.common.rewriting import find, rewrite, rewrite_body, substitute
 from tvmify.compiler.kernels.common.transposes import ACROSS
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.sizes import factor, product
@@ -83,22 +83,14 @@ def _tiles(readers: Sequence[Stmt]) -> dict[tirx.Var, int]:
     found: dict[tirx.Var, int] = {}
     others: set[tirx.Var] = set()
 
-    def load(node: Expr) -> Expr | None:
-        if isinstance(node, TensorLoad) and str(node.source.scope()) == "local":
-            side = _side(node)
+    stores = [store for part in readers for store in find(part, tirx.BufferStore)]
+    for load in (load for store in stores for load in find(store.value, TensorLoad)):
+        if str(load.source.scope()) == "local":
+            side = _side(load)
             if side is None:
-                others.add(node.source)
+                others.add(load.source)
             else:
-                found[node.source] = side
-        return None
-
-    def visit(stmt: Stmt) -> Stmt | None:
-        if isinstance(stmt, tirx.BufferStore):
-            substitute(stmt.value, load)
-        return None
-
-    for part in readers:
-        rewrite(part, visit)
+                found[load.source] = side
     return {tile: side for tile, side in found.items() if tile not in others}
 
 

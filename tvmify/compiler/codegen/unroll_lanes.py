@@ -8,13 +8,13 @@ lane knows its place and its branch.
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import Expr
+from tvm.ir import Call
 from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.rewriting import (
+    find,
     is_if_then_else,
     rewrite_body,
-    substitute,
     uses,
 )
 from tvmify.compiler.passes.compiler_pass import compiler_pass
@@ -44,18 +44,9 @@ def _visit(stmt: Stmt) -> Stmt | None:
 
 def _chooses_by_place(loop: tirx.For) -> bool:
     """Whether a condition in a loop depends on the remainder of its variable."""
-    found = False
-
-    def inside(node: Expr) -> Expr | None:
-        nonlocal found
-        if isinstance(node, (tirx.FloorDiv, tirx.FloorMod)):
-            found |= uses(node, [loop.loop_var])
-        return None
-
-    def visit(node: Expr) -> Expr | None:
-        if is_if_then_else(node):
-            substitute(node.args[0], inside)
-        return None
-
-    substitute(loop.body.value, visit)
-    return found
+    choices = [call for call in find(loop.body.value, Call) if is_if_then_else(call)]
+    return any(
+        uses(part, [loop.loop_var])
+        for call in choices
+        for part in find(call.args[0], (tirx.FloorDiv, tirx.FloorMod))
+    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import Call, Expr, Range, StringImm, TensorLoad, TensorRegion
 from tvm.tirx import Stmt
@@ -90,6 +91,13 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     if isinstance(node, (tirx.Var, tirx.IntImm, tirx.FloatImm, StringImm)):
         return node
     raise TypeError(f"unknown expression: {type(node).__name__}")
+
+
+def find(node: Any, kinds: type | tuple[type, ...]) -> list[Any]:
+    """Return all parts of some kinds, each before those inside it."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(node, (kinds, found.append), order="pre")
+    return found
 
 
 def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = None) -> Stmt:

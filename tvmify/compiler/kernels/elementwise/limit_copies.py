@@ -9,11 +9,10 @@ from collections import Counter
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Expr, TensorLoad
+from tvm.ir import TensorLoad
 from tvm.relax.expr_functor import PyExprMutator
-from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import rewrite, substitute
+from tvmify.compiler.kernels.common.rewriting import find
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -59,15 +58,5 @@ class LimitCopies(PyExprMutator):
 
 def _loads(function: tirx.PrimFunc) -> Counter[tirx.Var]:
     """Count how often the text of a function reads each tensor."""
-    counts: Counter[tirx.Var] = Counter()
-
-    def read(part: Expr) -> None:
-        if isinstance(part, TensorLoad):
-            counts[part.source] += 1
-
-    def visit(stmt: Stmt) -> None:
-        if isinstance(stmt, tirx.BufferStore):
-            substitute(stmt.value, read)
-
-    rewrite(function.body, visit)
-    return counts
+    stores = find(function.body, tirx.BufferStore)
+    return Counter(load.source for store in stores for load in find(store.value, TensorLoad))

@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import substitute
+from tvmify.compiler.kernels.common.rewriting import find
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: FuseOps' numbers for functions that move elements, and for those it does not know.
@@ -50,21 +50,11 @@ def _is_injective(function: tirx.PrimFunc) -> bool:
 
 
 def _has_plain_indices(value: Expr) -> bool:
-    plain = True
-
-    def of_index(node: Expr) -> Expr | None:
-        nonlocal plain
+    def is_plain(node: Expr) -> bool:
         is_quotient = isinstance(node, _DIVISIONS) and not sizes.is_static(node.b)
         is_rounded = isinstance(node, tirx.Cast) and "float" in str(node.value.ty.dtype)
-        plain &= not (is_quotient or is_rounded or isinstance(node, TensorLoad))
-        return None
+        return not (is_quotient or is_rounded or isinstance(node, TensorLoad))
 
-    def visit(node: Expr) -> Expr | None:
-        if isinstance(node, TensorLoad):
-            for index in node.indices:
-                substitute(index, of_index)
-            return node
-        return None
-
-    substitute(value, visit)
-    return plain
+    indices = [index for load in find(value, TensorLoad) for index in load.indices]
+    kinds = (*_DIVISIONS, tirx.Cast, TensorLoad)
+    return all(is_plain(node) for index in indices for node in find(index, kinds))

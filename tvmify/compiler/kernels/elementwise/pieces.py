@@ -28,6 +28,7 @@ from tvmify.compiler.kernels.common.loops import (
     traffic,
 )
 from tvmify.compiler.kernels.common.rewriting import (
+    find,
     is_if_then_else,
     rewrite_loops,
     substitute,
@@ -170,7 +171,7 @@ def _decided(row: tirx.For, pieces: Pieces, piece: int) -> tirx.For:
 
     store = block.body
     value = substitute(store.value, visit)
-    read = _tensors(value)
+    read = {load.source for load in find(value, TensorLoad)}
     inside = s_tir.SBlock(
         block.iter_vars,
         [region for region in block.reads if region.source in read],
@@ -180,16 +181,3 @@ def _decided(row: tirx.For, pieces: Pieces, piece: int) -> tirx.For:
         annotations=block.annotations,
     )
     return with_loop_body(row, s_tir.SBlockRealize(realize.iter_values, realize.predicate, inside))
-
-
-def _tensors(value: Expr) -> set[tirx.Buffer]:
-    """Return the tensors that an expression reads."""
-    found = set()
-
-    def visit(node: Expr) -> Expr | None:
-        if isinstance(node, TensorLoad):
-            found.add(node.source)
-        return None
-
-    substitute(value, visit)
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm import s_tir, tirx
-from tvm.ir import Expr, TensorRegion
+from tvm.ir import Call, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
@@ -22,7 +22,7 @@ from tvmify.compiler.kernels.common.loops import (
     traffic,
 )
 from tvmify.compiler.kernels.common.merge_axes import variables_apart
-from tvmify.compiler.kernels.common.rewriting import is_if_then_else, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import find, is_if_then_else, uses
 from tvmify.compiler.kernels.common.transposes import schedule_transposes
 from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.pieces import split_rows
@@ -179,15 +179,9 @@ def _axes_in_conditions(sch: s_tir.Schedule, block: SBlockRV) -> list[bool]:
     padded to whole vectors took LLVM two seconds.
     """
     body = sch.get(block)
-    conditions: list[Expr] = []
-
-    def visit(node: Expr) -> Expr | None:
-        if is_if_then_else(node):
-            conditions.append(node.args[0])
-        return None
-
-    if isinstance(body.body, tirx.BufferStore):
-        substitute(body.body.value, visit)
+    values = [body.body.value] if isinstance(body.body, tirx.BufferStore) else []
+    calls = [call for value in values for call in find(value, Call)]
+    conditions = [call.args[0] for call in calls if is_if_then_else(call)]
     axes = [axis.var for axis in body.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar]
     of_places = [condition for condition in conditions if "[" not in str(condition)]
     return [any(uses(condition, [axis]) for condition in of_places) for axis in axes]

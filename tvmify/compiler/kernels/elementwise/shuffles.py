@@ -9,10 +9,12 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import find, rewrite_body, substitute, uses
 
 #: Attribute of such a function, for `tvmify.compiler.codegen.shuffle_loads`.
 SHUFFLES = "tvmify.shuffles"
+#: What an index that moves lanes about contains.
+_OUT_OF_ORDER = (tirx.Mul, tirx.Sub, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -40,20 +42,13 @@ def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _reads_out_of_order(value: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
-    found = False
-
-    def visit(node: Expr) -> Expr | None:
-        nonlocal found
-        if isinstance(node, TensorLoad) and node.indices:
-            index = node.indices[-1]
-            if not isinstance(index, (tirx.Var, tirx.IntImm)):
-                text = str(index)
-                suspect = any(sign in text for sign in "*/%-") and uses(index, of_lane)
-                found = found or (suspect and not _is_in_order(index, of_lane, loop))
-        return None
-
-    substitute(value, visit)
-    return found
+    for load in find(value, TensorLoad):
+        # Sums and products are cheaper to see than that lanes are in order.
+        if load.indices and find(load.indices[-1], _OUT_OF_ORDER):
+            index = load.indices[-1]
+            if uses(index, of_lane) and not _is_in_order(index, of_lane, loop):
+                return True
+    return False
 
 
 def _is_in_order(index: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:

@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tvm import s_tir, sym, tirx
-from tvm.ir import Expr
+from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import is_if_then_else, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import find, is_if_then_else, substitute, uses
 from tvmify.compiler.sizes import Size
 
 _COMPARISONS = {
@@ -134,14 +134,11 @@ def _comparisons(value: Expr) -> list[Expr]:
         elif type(condition) in _COMPARISONS:
             found.append(condition)
 
-    def visit(node: Expr) -> Expr | None:
+    for node in find(value, (tirx.Select, Call)):
         if isinstance(node, tirx.Select):
             split(node.condition)
         elif is_if_then_else(node):
             split(node.args[0])
-        return None
-
-    substitute(value, visit)
     return found
 
 
