@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import math
 import signal
 import sys
@@ -66,6 +67,17 @@ def _interruptible() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_structured_trace() -> None:
+    """Keep PyTorch from writing each graph and stack as text, which takes a third of a test.
+
+    It does so if its logger has a handler, and pytest adds one to each that does not propagate.
+    """
+    trace = logging.getLogger("torch.__trace")
+    trace.handlers.clear()
+    trace.propagate = True
 
 
 @pytest.fixture(autouse=True)
