@@ -12,7 +12,7 @@ from tvm.ir import Expr, Range, TensorLoad
 from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.rewriting import (
-    find,
+    collect,
     rewrite,
     rewrite_body,
     substitute,
@@ -95,4 +95,4 @@ class _Joining:
 
 def _divides(index: Expr, variables: list[tirx.Var]) -> bool:
     """Whether a quotient or remainder depends on a variable."""
-    return any(uses(part, variables) for part in find(index, (tirx.FloorDiv, tirx.FloorMod)))
+    return any(uses(part, variables) for part in collect(index, (tirx.FloorDiv, tirx.FloorMod)))

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import find, rewrite, rewrite_body, substitute
+from tvmify.compiler.kernels.common.rewriting import collect, rewrite, rewrite_body, substitute
 from tvmify.compiler.kernels.common.transposes import ACROSS
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.sizes import factor, product
@@ -83,8 +83,8 @@ def _tiles(readers: Sequence[Stmt]) -> dict[tirx.Var, int]:
     found: dict[tirx.Var, int] = {}
     others: set[tirx.Var] = set()
 
-    stores = [store for part in readers for store in find(part, tirx.BufferStore)]
-    for load in (load for store in stores for load in find(store.value, TensorLoad)):
+    stores = [store for part in readers for store in collect(part, tirx.BufferStore)]
+    for load in (load for store in stores for load in collect(store.value, TensorLoad)):
         if str(load.source.scope()) == "local":
             side = _side(load)
             if side is None:

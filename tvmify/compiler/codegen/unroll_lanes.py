@@ -12,7 +12,7 @@ from tvm.ir import Call
 from tvm.tirx import Stmt
 
 from tvmify.compiler.kernels.common.rewriting import (
-    find,
+    collect,
     is_if_then_else,
     rewrite_body,
     uses,
@@ -44,9 +44,9 @@ def _visit(stmt: Stmt) -> Stmt | None:
 
 def _chooses_by_place(loop: tirx.For) -> bool:
     """Whether a condition in a loop depends on the remainder of its variable."""
-    choices = [call for call in find(loop.body.value, Call) if is_if_then_else(call)]
+    choices = [call for call in collect(loop.body.value, Call) if is_if_then_else(call)]
     return any(
         uses(part, [loop.loop_var])
         for call in choices
-        for part in find(call.args[0], (tirx.FloorDiv, tirx.FloorMod))
+        for part in collect(call.args[0], (tirx.FloorDiv, tirx.FloorMod))
     )

@@ -1,4 +1,4 @@
-"""Replacing statements of a function."""
+"""Replacing statements of a function, and collecting parts of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tvm import tirx
 from tvm.ir import StringImm
 
-from tvmify.compiler.kernels.common.rewriting import rewrite_body
+from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body
 
 
 def _values(stmt: tirx.Stmt) -> list[int]:
@@ -61,3 +61,14 @@ def test_replacement_is_not_rewritten_again() -> None:
         return tirx.SeqStmt([stmt, tirx.Evaluate(stmt.value + 1)])
 
     assert _values(rewrite_body(tirx.PrimFunc([], tirx.Evaluate(1)), twice).body) == [1, 2]
+
+
+def test_parts_are_collected_from_outside_in() -> None:
+    x = tirx.Var("x", "int32")
+    inner = tirx.FloorMod(x, tirx.const(3, "int32"))
+    outer = tirx.FloorDiv(inner + x, tirx.const(2, "int32"))
+    found = collect(outer * x, (tirx.FloorDiv, tirx.FloorMod))
+    assert all(part.same_as(wanted) for part, wanted in zip(found, [outer, inner], strict=True))
+    assert collect(outer, tirx.Mul) == []
+    assert all(part.same_as(x) for part in collect(outer, tirx.Var))
+    assert len(collect(outer, tirx.Var)) == 2

@@ -93,7 +93,7 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     raise TypeError(f"unknown expression: {type(node).__name__}")
 
 
-def find(node: Any, kinds: type | tuple[type, ...]) -> list[Any]:
+def collect(node: Any, kinds: type | tuple[type, ...]) -> list[Any]:
     """Return all parts of some kinds, each before those inside it."""
     found: list[Any] = []
     tvm_ffi.structural_walk(node, (kinds, found.append), order="pre")

@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import TensorLoad
 from tvm.relax.expr_functor import PyExprMutator
 
-from tvmify.compiler.kernels.common.rewriting import find
+from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -58,5 +58,5 @@ class LimitCopies(PyExprMutator):
 
 def _loads(function: tirx.PrimFunc) -> Counter[tirx.Var]:
     """Count how often the text of a function reads each tensor."""
-    stores = find(function.body, tirx.BufferStore)
-    return Counter(load.source for store in stores for load in find(store.value, TensorLoad))
+    stores = collect(function.body, tirx.BufferStore)
+    return Counter(load.source for store in stores for load in collect(store.value, TensorLoad))

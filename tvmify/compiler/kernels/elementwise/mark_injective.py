@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import find
+from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: FuseOps' numbers for functions that move elements, and for those it does not know.
@@ -55,6 +55,6 @@ def _has_plain_indices(value: Expr) -> bool:
         is_rounded = isinstance(node, tirx.Cast) and "float" in str(node.value.ty.dtype)
         return not (is_quotient or is_rounded or isinstance(node, TensorLoad))
 
-    indices = [index for load in find(value, TensorLoad) for index in load.indices]
+    indices = [index for load in collect(value, TensorLoad) for index in load.indices]
     kinds = (*_DIVISIONS, tirx.Cast, TensorLoad)
-    return all(is_plain(node) for index in indices for node in find(index, kinds))
+    return all(is_plain(node) for index in indices for node in collect(index, kinds))

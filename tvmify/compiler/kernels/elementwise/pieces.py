@@ -28,7 +28,7 @@ from tvmify.compiler.kernels.common.loops import (
     traffic,
 )
 from tvmify.compiler.kernels.common.rewriting import (
-    find,
+    collect,
     is_if_then_else,
     rewrite_loops,
     substitute,
@@ -171,7 +171,7 @@ def _decided(row: tirx.For, pieces: Pieces, piece: int) -> tirx.For:
 
     store = block.body
     value = substitute(store.value, visit)
-    read = {load.source for load in find(value, TensorLoad)}
+    read = {load.source for load in collect(value, TensorLoad)}
     inside = s_tir.SBlock(
         block.iter_vars,
         [region for region in block.reads if region.source in read],

@@ -22,7 +22,7 @@ from tvmify.compiler.kernels.common.loops import (
     traffic,
 )
 from tvmify.compiler.kernels.common.merge_axes import variables_apart
-from tvmify.compiler.kernels.common.rewriting import find, is_if_then_else, uses
+from tvmify.compiler.kernels.common.rewriting import collect, is_if_then_else, uses
 from tvmify.compiler.kernels.common.transposes import schedule_transposes
 from tvmify.compiler.kernels.common.ways import Several, Way
 from tvmify.compiler.kernels.elementwise.pieces import split_rows
@@ -180,7 +180,7 @@ def _axes_in_conditions(sch: s_tir.Schedule, block: SBlockRV) -> list[bool]:
     """
     body = sch.get(block)
     values = [body.body.value] if isinstance(body.body, tirx.BufferStore) else []
-    calls = [call for value in values for call in find(value, Call)]
+    calls = [call for value in values for call in collect(value, Call)]
     conditions = [call.args[0] for call in calls if is_if_then_else(call)]
     axes = [axis.var for axis in body.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar]
     of_places = [condition for condition in conditions if "[" not in str(condition)]

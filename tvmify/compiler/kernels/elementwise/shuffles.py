@@ -9,7 +9,7 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import find, rewrite_body, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body, substitute, uses
 
 #: Attribute of such a function, for `tvmify.compiler.codegen.shuffle_loads`.
 SHUFFLES = "tvmify.shuffles"
@@ -42,9 +42,9 @@ def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _reads_out_of_order(value: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
-    for load in find(value, TensorLoad):
+    for load in collect(value, TensorLoad):
         # Sums and products are cheaper to see than that lanes are in order.
-        if load.indices and find(load.indices[-1], _OUT_OF_ORDER):
+        if load.indices and collect(load.indices[-1], _OUT_OF_ORDER):
             index = load.indices[-1]
             if uses(index, of_lane) and not _is_in_order(index, of_lane, loop):
                 return True

@@ -12,7 +12,7 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import find, is_if_then_else, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import collect, is_if_then_else, substitute, uses
 from tvmify.compiler.sizes import Size
 
 _COMPARISONS = {
@@ -134,7 +134,7 @@ def _comparisons(value: Expr) -> list[Expr]:
         elif type(condition) in _COMPARISONS:
             found.append(condition)
 
-    for node in find(value, (tirx.Select, Call)):
+    for node in collect(value, (tirx.Select, Call)):
         if isinstance(node, tirx.Select):
             split(node.condition)
         elif is_if_then_else(node):

@@ -16,7 +16,7 @@ from tvmify.compiler.kernels.common.loops import (
     is_injective,
     is_output,
 )
-from tvmify.compiler.kernels.common.rewriting import find, substitute
+from tvmify.compiler.kernels.common.rewriting import collect, substitute
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Chain:
         last = sch.get(block)
         store, place = last.body, [variable.var for variable in last.iter_vars]
         same = _is_at(place, store.indices) and sizes.same(count, exact_iterations(sch, block))
-        read = [load.source for load in find(store.value, TensorLoad) if load.source in results]
+        read = [load.source for load in collect(store.value, TensorLoad) if load.source in results]
         if not same or not read or any(source != read[0] for source in read):
             return None
         if not is_injective(sch, block):
@@ -75,12 +75,14 @@ class Chain:
     @property
     def arguments(self) -> list[tirx.Var]:
         """The tensors that it reads besides the kernel's result."""
-        return [load.source for load in find(self.value, TensorLoad) if load.source != self.stage]
+        return [
+            load.source for load in collect(self.value, TensorLoad) if load.source != self.stage
+        ]
 
     @property
     def is_in_place(self) -> bool:
         """Whether each element of `stage` is read at its place."""
-        read = [load for load in find(self.value, TensorLoad) if load.source == self.stage]
+        read = [load for load in collect(self.value, TensorLoad) if load.source == self.stage]
         return all(_is_at(self.place, load.indices) for load in read)
 
     def apply(
