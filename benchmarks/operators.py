@@ -209,6 +209,8 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "mean_last": (lambda x: x.mean(-1), (rows,)),
         "mean_first": (lambda x: x.mean(0), (rows,)),
         "mean_middle": (lambda x: x.mean(1), (torch.randn(16, 128, 256),)),
+        "mean_pixels": (lambda x: x.mean((1, 2)), (torch.randn(8, 28, 28, 64),)),
+        "sum_middle": (lambda x: x.sum(1), (torch.randn(16, 128, 256),)),
         "sum_all": (lambda x: x.sum(), (torch.randn(1024, 1024),)),
         "mean_all": (lambda x: x.mean(), (rows,)),
         "max_all": (lambda x: x.amax(), (torch.randn(1024, 1024),)),

@@ -236,7 +236,7 @@ def test_means_over_axes_that_are_no_neighbours(axes):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.max, op.mean])
+@pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.max, op.mean, op.sum])
 def test_stages_of_columns_share_tiles(describe, target):
     """What is read once per tile has one size: nothing of the size of an argument is allocated."""
     program = build_for_any(
@@ -245,9 +245,9 @@ def test_stages_of_columns_share_tiles(describe, target):
     assert program.rules == {"column reduction"}
     functions = (f for _, f in program.ir_mod.functions_items() if isinstance(f, tirx.PrimFunc))
     kernels = [f for f in functions if "tirx.is_scheduled" in (f.attrs or {})]
-    for kernel in kernels:
-        for buffer in kernel.body.block.alloc_buffers:
-            assert all(isinstance(size, tirx.IntImm) for size in buffer.shape)
+    buffers = [buffer for kernel in kernels for buffer in kernel.body.block.alloc_buffers]
+    assert buffers
+    assert all(isinstance(size, tirx.IntImm) for buffer in buffers for size in buffer.shape)
     if target != NATIVE:
         return
 
@@ -258,6 +258,7 @@ def test_stages_of_columns_share_tiles(describe, target):
             op.nn.log_softmax: lambda: np.log(exponents / exponents.sum(1, keepdims=True)),
             op.max: lambda: x.max(1),
             op.mean: lambda: x.mean(1),
+            op.sum: lambda: x.sum(1),
         }[describe]()
 
     for size in ((2, 2), (7, 9), (8, 8), (3, 43), (31, 33)):

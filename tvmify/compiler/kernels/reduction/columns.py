@@ -36,6 +36,10 @@ def tile_columns(
     vectors
         The most vectors of columns in a tile.
     """
+    *_, last = blocks_of(sch)
+    if "R" in kinds(sch, last) and len(sch.get(last).writes) == 1:
+        # Two tiles may not add to the same elements at once, but store the same sums.
+        sch.cache_write(last, 0, "global")
     leading = _leading(sch)
     if leading is None:
         return None
@@ -74,7 +78,7 @@ def _leading(sch: s_tir.Schedule) -> int | None:
     blocks = blocks_of(sch)
     if [is_output(sch, block) for block in blocks] != [False] * (len(blocks) - 1) + [True]:
         return None
-    if "R" in kinds(sch, blocks[-1]):  # two tiles may not add to the same elements at once
+    if "R" in kinds(sch, blocks[-1]):
         return None
     extents: list[list[tirx.Expr]] = []
     leading: list[int] = []
