@@ -235,6 +235,13 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
         "scores_8": (lambda x, y: x @ y.T, (torch.randn(8, 384), torch.randn(10000, 384))),
         "scores_64": (lambda x, y: x @ y.T, (torch.randn(64, 384), torch.randn(10000, 384))),
         "linear_argument": (F.linear, (torch.randn(2, 4, 768), torch.randn(3072, 768))),
+        "product_1": (torch.matmul, (torch.randn(1, 768), torch.randn(768, 3072))),
+        "product_8": (torch.matmul, (torch.randn(8, 768), torch.randn(768, 3072))),
+        "product_32": (torch.matmul, (torch.randn(32, 768), torch.randn(768, 3072))),
+        "weighted_values": (
+            torch.matmul,
+            (torch.randn(1, 12, 1, 1000), torch.randn(1, 12, 1000, 64)),
+        ),
         "matrix_vector": (lambda x, y: x @ y, (torch.randn(1024, 1024), torch.randn(1024))),
         "lstm": (nn.LSTM(128, 256), (steps,)),
         "lstm_batch": (nn.LSTM(128, 256), (batch,)),

@@ -131,6 +131,12 @@ class Matmul:
     #: For so many lanes of a column's sums, one of each row, a step of the reduction makes up for
     #: adding them at its end: 16 rows of 64 elements, 96 of 384 (AVX2).
     dots_steps: int = _number(16, "lanes/step", Source(_ZEN3, "8ce13f4", _LAYERS))
+    #: The same for rows that are multiplied by the columns of an activation.
+    streamed_rows: int = _number(32, "rows", Source(_ZEN3, "01f55d5", _LAYERS))
+    #: Of these columns and elements of the reduction, the sums stay in L1, and rows of the
+    #: activation are read side by side. With 8 elements, 8 rows take 1.5 times as long.
+    streamed_columns: int = _number(512, "columns", Source(_ZEN3, "01f55d5", _LAYERS))
+    chunk: int = _number(32, "elements", Source(_ZEN3, "01f55d5", _LAYERS))
     #: Symbolic sizes of a product of two activations are planned for at least so many rows and
     #: columns, and elements of the reduction. A plan for few takes several times as long for many,
     #: while one for many serves few as well: docs/measurements/gemm-plans.md.

@@ -290,7 +290,7 @@ CASES = {
         _with_cache,
         [_ONE, _PAST, _ONE, _PAST, _ONE],
         _with_cache_reference,
-        {"dot products", "matmul", "reduction", "elementwise"},
+        {"dot products", "streamed product", "reduction", "elementwise"},
     ),
     "the last of each": Case(
         _last_linear,

@@ -25,7 +25,7 @@ from tvmify.compiler.kernels.elementwise.pieces import split_pieces
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.kernels.elementwise.shuffles import mark_shuffles
 from tvmify.compiler.kernels.finish.handwritten import Handwritten
-from tvmify.compiler.kernels.matmul import dots, joined
+from tvmify.compiler.kernels.matmul import dots, joined, streamed
 from tvmify.compiler.kernels.matmul import rule as matmul
 from tvmify.compiler.kernels.matmul.pairs import add_in_place
 from tvmify.compiler.kernels.reduction import cumulative, layer_norm
@@ -62,6 +62,7 @@ _RULES: tuple[Rule, ...] = (
     Handwritten("rnn", again=True),
     Handwritten(cumulative.SUM, again=True),
     Handwritten(cumulative.PRODUCT, again=True),
+    Handwritten(streamed.NAME, again=True),
     Handwritten("scatter"),
     Handwritten("bounds check"),
     conv2d.Conv2d(),

@@ -152,6 +152,9 @@ EXAMPLES = {
     "rnn": Example(functools.partial(_recurrent, nn.RNN)),
     "cumsum": Example(lambda size: _of(lambda x: torch.cumsum(x, 0), 3, size)),
     "cumprod": Example(lambda size: _of(lambda x: torch.cumprod(x, 0), 3, size)),
+    "streamed product": Example(
+        lambda size: (lambda x, y: x @ y, (torch.randn(2, 9), torch.randn(9, size))), least=16
+    ),
     "scatter": Example(_written),
     "bounds check": Example(lambda size: (nn.Embedding(size, 5), (torch.randint(size, (size,)),))),
     "conv2d": Example(lambda size: _convolution(size, 3, 16, 3, padding=2, dilation=2), tile=8),

@@ -68,10 +68,10 @@ def test_packed_weights(target, lead, depth, columns):
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        ((2, 3, 17, 33), (2, 3, 33, 19)),
+        ((2, 3, 37, 33), (2, 3, 33, 19)),
         ((4, 1, 8, 16), (3, 16, 40)),
         ((100, 70), (70, 30)),
-        ((6, 1, 64), (6, 64, 33)),
+        ((6, 33, 64), (6, 64, 33)),
         ((2, 200, 8), (2, 8, 16)),
         ((5, 12, 24), (24, 48)),
     ],
@@ -90,7 +90,7 @@ def test_transposed_activation():
         turned = builder.emit(op.permute_dims(key, [0, 1, 3, 2]))
         return op.multiply(builder.emit(op.matmul(query, turned)), relax.const(0.125, "float32"))
 
-    inputs = [random(2, 4, 20, 16), random(2, 4, 23, 16, seed=1)]
+    inputs = [random(2, 4, 40, 16), random(2, 4, 23, 16, seed=1)]
     built = build(scores, inputs)
     assert sorted(built.rules) == ["elementwise", "matmul"]
     expected = inputs[0] @ inputs[1].transpose(0, 1, 3, 2) * 0.125
@@ -305,8 +305,8 @@ def test_long_sums_are_made_of_short_ones(rows, depth, accuracy, tolerance):
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        ((2, 3, 17, 192), (2, 3, 192, 19)),
-        ((2, 3, 17, 197), (2, 3, 197, 19)),
+        ((2, 3, 37, 192), (2, 3, 192, 19)),
+        ((2, 3, 37, 197), (2, 3, 197, 19)),
         ((100, 199), (199, 90)),
     ],
 )

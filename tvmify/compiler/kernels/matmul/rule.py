@@ -45,7 +45,7 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.short_tiles import half_last_tile
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.kernels.matmul import compact, dots, pairs, plan, vectors
+from tvmify.compiler.kernels.matmul import compact, dots, pairs, plan, streamed, vectors
 from tvmify.compiler.kernels.matmul.rows import stacked
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
@@ -78,8 +78,9 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         return plain(builder, call)
     machine = Microarchitecture.current()
     packed = is_weight(builder, right)
-    if not packed and (few := dots.legalize(builder, call, machine)) is not None:
-        return few
+    for unpacked in () if packed else (dots.legalize, streamed.legalize):
+        if (kernel := unpacked(builder, call, machine)) is not None:
+            return kernel
     several = stacked(right_shape, out)
     rows = element_count(out[axis] for axis in range(len(out) - 1) if axis not in several)
     narrow = pairs.rows_of(builder, left, [right], rows, machine) if packed else None
