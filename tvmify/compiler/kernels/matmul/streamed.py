@@ -3,7 +3,7 @@
 A row of y lies along memory, and is multiplied by one number of each row of x. The loops::
 
     for each block of columns:                      divided among the cores
-        for each chunk of the reduction:            so many rows of y are read side by side
+        for each chunk of the reduction:            its rows of y are read side by side
             for each tile of columns:               copied to L1 for several tiles of rows
                 for each tile of rows:
                     tile = chunk of x × chunk of y  in registers
