@@ -255,6 +255,8 @@ _SETS_ATTRIBUTES = (
 class UnsupportedOperator(NotCompiled):
     """The program uses operators, or an effect, that the compiler does not support.
 
+    For operators, forward runs in Python, and the submodules that it calls are compiled.
+
     Parameters
     ----------
     operators
@@ -265,12 +267,13 @@ class UnsupportedOperator(NotCompiled):
         As for `NotCompiled`.
     """
 
+    parts_may_compile = True
+
     def __init__(
         self,
         operators: Sequence[str],
         detail: str = "",
-        next_step: str = "To compile the rest, decorate the submodules around the operator "
-        "instead.",
+        next_step: str = "To compile the rest, make modules of what is around the operator.",
     ) -> None:
         self.operators = tuple(sorted(set(operators)))
         self.detail = detail
@@ -280,8 +283,11 @@ class UnsupportedOperator(NotCompiled):
         if detail and self.operators == (SET_ATTRIBUTE,):
             reason, next_step = detail, _SETS_ATTRIBUTES
         super().__init__(reason, next_step)
-        # the regions between side effects, if these are the obstacle
-        self.parts_may_compile = self.sets_attributes or PRINT in self.operators
+
+    @property
+    def is_effect(self) -> bool:
+        """Whether a side effect is the obstacle: the regions around it may compile."""
+        return self.sets_attributes or PRINT in self.operators
 
     @property
     def sets_attributes(self) -> bool:

@@ -213,6 +213,35 @@ def test_modules_around_what_cannot_be_recorded_are_compiled() -> None:
     assert {part.name for part in method.parts} == {"Packs.body"}
 
 
+class Sparse(nn.Module):
+    """Has an operator that TVM and the bridge do not take, for some of its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x)
+        return self.after(x.to_sparse().to_dense() if x.dim() == 2 else x)
+
+
+def test_modules_around_an_unknown_operator_are_compiled() -> None:
+    net = nn.Sequential(Sparse(), nn.Linear(4, 4)).eval()
+    fast: Any = decorate(net, cache=False)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        assert_close(fast(x), net(x))
+        assert_close(fast(x[0]), net(x[0]))
+    (method,) = fast.explain().methods
+    by_parts, whole = method.signatures
+    assert (by_parts.runs, whole.runs) == ("regions", "compiled")
+    assert "aten._to_sparse.default" in by_parts.reason
+    assert {part.name for part in method.parts} == {"Sequential.0", "Sequential.1"}
+    (sparse,) = (part for part in method.parts if part.name == "Sequential.0")
+    assert {part.name for part in sparse.parts} == {"Sequential.0.before", "Sequential.0.after"}
+    assert fast.cache_info().eager == 0
+
+
 class Autoencoder(Net):
     def encode(self, x: Tensor) -> Tensor:
         return self.body(x)

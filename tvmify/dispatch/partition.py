@@ -24,6 +24,7 @@ from tvmify.errors import (
     NotRecorded,
     TracedElsewhere,
     UnsupportedObject,
+    UnsupportedOperator,
 )
 from tvmify.runtime import autocast_text
 from tvmify.signature import Args, Kwargs
@@ -44,7 +45,7 @@ def by_parts(
     state
         The state of the dispatcher. It keeps the parts for later calls.
     reason
-        Why they are not one program. Parts help only if that is control flow or the module's state.
+        Why they are not one program, which says whether parts may be.
     call
         The arguments of one of them.
     facts, specs, differentiable
@@ -72,7 +73,8 @@ def _parts(state: DispatcherState, reason: NotCompiled) -> Parts | None:
     if not reason.parts_may_compile or autocast_text():  # TorchScript has its own casting rules
         return None
     current = state.module.current
-    if isinstance(reason, (UnsupportedObject, NotRecorded)):
+    unknown = isinstance(reason, UnsupportedOperator) and not reason.is_effect
+    if unknown or isinstance(reason, (UnsupportedObject, NotRecorded)):
         # other calls of the module may be one program
         if current.children is None:
             current.children = _children(state, reason)
