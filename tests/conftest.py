@@ -71,7 +71,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_structured_trace() -> None:
-    """Keep PyTorch from writing each graph and stack as text, which takes a third of a test.
+    """Keep PyTorch from writing each graph and stack as text.
 
     It does so if its logger has a handler, and pytest adds one to each that does not propagate.
     """

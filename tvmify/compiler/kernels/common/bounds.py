@@ -20,8 +20,8 @@ from tvmify.compiler.kernels.common.rewriting import (
     is_if_then_else,
     rewrite,
     rewrite_body,
-    substitute,
     uses,
+    with_values,
 )
 from tvmify.compiler.sizes import Size
 
@@ -137,8 +137,7 @@ def _conditions_of_term(realize: s_tir.SBlockRealize) -> list[Expr]:
         return []
     pairs = zip(block.iter_vars, realize.iter_values, strict=True)
     values = {axis.var: value for axis, value in pairs}
-    own = substitute(condition, lambda x: values.get(x) if isinstance(x, tirx.Var) else None)
-    return conjuncts(own)
+    return conjuncts(with_values(condition, values))
 
 
 def _without(loop: tirx.For, ends: list[Expr]) -> Stmt:

@@ -93,6 +93,11 @@ def substitute(node: Expr, visit: Callable[[Expr], Expr | None]) -> Expr:
     raise TypeError(f"unknown expression: {type(node).__name__}")
 
 
+def with_values(node: Expr, values: Mapping[tirx.Var, Expr]) -> Expr:
+    """Replace variables in an expression by their values."""
+    return substitute(node, lambda part: values.get(part) if isinstance(part, tirx.Var) else None)
+
+
 def collect(node: Any, kinds: type | tuple[type, ...]) -> list[Any]:
     """Return all parts of some kinds, each before those inside it."""
     found: list[Any] = []
@@ -105,7 +110,7 @@ def with_new_variables(nest: Stmt, old: Mapping[tirx.Var, tirx.Var] | None = Non
     new = dict(old or {})
 
     def renamed(node: Expr) -> Expr:
-        return substitute(node, lambda part: new.get(part) if isinstance(part, tirx.Var) else None)
+        return with_values(node, new)
 
     def region(read: TensorRegion) -> TensorRegion:
         axes = [Range.from_min_extent(renamed(a.min), renamed(a.extent)) for a in read.region]

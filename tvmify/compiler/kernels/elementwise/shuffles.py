@@ -9,7 +9,7 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body, substitute, uses
+from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body, uses, with_values
 
 #: Attribute of such a function, for `tvmify.compiler.codegen.shuffle_loads`.
 SHUFFLES = "tvmify.shuffles"
@@ -43,10 +43,10 @@ def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _reads_out_of_order(value: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) -> bool:
     for load in collect(value, TensorLoad):
-        # Sums and products are cheaper to see than that lanes are in order.
-        if load.indices and collect(load.indices[-1], _OUT_OF_ORDER):
-            index = load.indices[-1]
-            if uses(index, of_lane) and not _is_in_order(index, of_lane, loop):
+        for index in load.indices[-1:]:
+            # The last check is the dearest.
+            suspect = collect(index, _OUT_OF_ORDER) and uses(index, of_lane)
+            if suspect and not _is_in_order(index, of_lane, loop):
                 return True
     return False
 
@@ -62,20 +62,16 @@ def _is_in_order(index: Expr, of_lane: Mapping[tirx.Var, Expr], loop: tirx.For) 
     zero = {lane: first}
     values: dict[tirx.Var, Expr] = {}
     for variable, value in of_lane.items():
-        start = analyzer.simplify(_with(value, zero))
+        start = analyzer.simplify(with_values(value, zero))
         begins = analyzer.modular_set(start)
         if begins.coeff % lanes == 0 and begins.base % lanes == 0:
             number = tirx.Var("vector", str(variable.ty.dtype))
             values[variable] = number * lanes + analyzer.simplify(value - start)
         else:
             values[variable] = value
-    there = _with(index, values)
-    distance = analyzer.simplify(there - _with(there, zero))
+    there = with_values(index, values)
+    distance = analyzer.simplify(there - with_values(there, zero))
     return distance.same_as(lane) or (isinstance(distance, tirx.IntImm) and int(distance) == 0)
-
-
-def _with(node: Expr, values: Mapping[tirx.Var, Expr]) -> Expr:
-    return substitute(node, lambda part: values.get(part) if isinstance(part, tirx.Var) else None)
 
 
 def _fills_with_bfloat16(value: Expr, of_lane: Collection[tirx.Var]) -> bool:

@@ -30,14 +30,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL, TILE
-from tvmify.compiler.kernels.common.axes import (
-    LANE,
-    ROW,
-    Axes,
-    loops_along,
-    named,
-    own_loops,
-)
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, loops_along, named, own_loops
 from tvmify.compiler.kernels.common.bounds import size_of, written
 from tvmify.compiler.kernels.common.last_block import end_with, open_ended
 from tvmify.compiler.kernels.common.legalizing import call_template
