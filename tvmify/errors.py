@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import warnings
 from collections.abc import Collection, Sequence
@@ -46,6 +47,27 @@ class WarmUpError(TvmifyError, ValueError):
     """A signature given to `warmup` cannot be turned into tensors, or its method is ambiguous."""
 
 
+class Divisible(enum.Enum):
+    """Which parts of a program that cannot be compiled whole may be compiled.
+
+    Attributes
+    ----------
+    NOT
+        None.
+    BY_REGIONS
+        The regions between decisions and effects, or else the submodules.
+    BY_SUBMODULES
+        The submodules, which forward calls in Python, in every call of the module.
+    THIS_CALL_BY_SUBMODULES
+        The same in this call; other calls of the module may be one program.
+    """
+
+    NOT = enum.auto()
+    BY_REGIONS = enum.auto()
+    BY_SUBMODULES = enum.auto()
+    THIS_CALL_BY_SUBMODULES = enum.auto()
+
+
 class NotCompiled(TvmifyError):
     """The reason why a call runs in eager PyTorch instead of compiled code.
 
@@ -63,8 +85,8 @@ class NotCompiled(TvmifyError):
     ----------
     reason, next_step
         As given.
-    parts_may_compile
-        Whether parts of the program may be compiled although the whole cannot.
+    divisible
+        Which parts of the program may be compiled although the whole cannot.
     read
         Names of the module's buffers whose values led here; with others, it may be compiled.
 
@@ -76,7 +98,7 @@ class NotCompiled(TvmifyError):
     ...     print(error.reason, error.next_step)
     """
 
-    parts_may_compile: bool = False
+    divisible: Divisible = Divisible.NOT
     read: tuple[str, ...] = ()
 
     def __init__(self, reason: str, next_step: str) -> None:
@@ -123,7 +145,8 @@ class UnsupportedInput(NotCompiled):
 class UnsupportedObject(UnsupportedInput):
     """An argument is an object of a class that only forward knows, such as a dataclass."""
 
-    parts_may_compile = True  # the submodules, which forward calls with the contents of the object
+    # forward calls the submodules with the contents of the object
+    divisible = Divisible.THIS_CALL_BY_SUBMODULES
 
 
 class UnsupportedTarget(NotCompiled):
@@ -137,7 +160,7 @@ class CaptureError(NotCompiled):
 class DependsOnValues(CaptureError):
     """Control flow, a shape or a number depends on the values of tensors."""
 
-    parts_may_compile = True  # the regions between the decisions
+    divisible = Divisible.BY_REGIONS
 
 
 class HasEffects(CaptureError):
@@ -152,7 +175,7 @@ class HasEffects(CaptureError):
         Whether a later call may be without: the first one fills caches.
     """
 
-    parts_may_compile = True  # the submodules
+    divisible = Divisible.BY_REGIONS
 
     def __init__(
         self,
@@ -169,19 +192,21 @@ class HasEffects(CaptureError):
 class ChangesItself(HasEffects):
     """The module sets attributes in every call, not only in its first ones."""
 
+    divisible = Divisible.BY_SUBMODULES
+
 
 class NeedsPython(CaptureError):
     """Forward asks what only eager PyTorch can answer, returns objects of an unknown class, or
     passes functions to operators.
     """
 
-    parts_may_compile = True  # the submodules
+    divisible = Divisible.BY_SUBMODULES
 
 
 class NotRecorded(CaptureError):
     """``torch.export`` failed at a call, for a reason that is not known."""
 
-    parts_may_compile = True  # the submodules; other calls of the module may be one program
+    divisible = Divisible.THIS_CALL_BY_SUBMODULES
 
 
 class NumberNeeded(CaptureError):
@@ -267,8 +292,6 @@ class UnsupportedOperator(NotCompiled):
         As for `NotCompiled`.
     """
 
-    parts_may_compile = True
-
     def __init__(
         self,
         operators: Sequence[str],
@@ -283,11 +306,8 @@ class UnsupportedOperator(NotCompiled):
         if detail and self.operators == (SET_ATTRIBUTE,):
             reason, next_step = detail, _SETS_ATTRIBUTES
         super().__init__(reason, next_step)
-
-    @property
-    def is_effect(self) -> bool:
-        """Whether a side effect is the obstacle: the regions around it may compile."""
-        return self.sets_attributes or PRINT in self.operators
+        is_effect = self.sets_attributes or PRINT in self.operators
+        self.divisible = Divisible.BY_REGIONS if is_effect else Divisible.THIS_CALL_BY_SUBMODULES
 
     @property
     def sets_attributes(self) -> bool:

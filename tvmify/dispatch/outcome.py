@@ -15,7 +15,7 @@ from tvmify.dispatch.module_state import Bound, ModuleState
 from tvmify.dispatch.parts import Parts
 from tvmify.dispatch.programs import Captured, Source
 from tvmify.dispatch.verdict import Verdict
-from tvmify.errors import NotCompiled, headline
+from tvmify.errors import Divisible, NotCompiled, headline
 from tvmify.runtime import (
     Call,
     Executor,
@@ -105,7 +105,7 @@ class Eager:
     @property
     def parts_may_compile(self) -> bool:
         """Whether parts of the call may run compiled."""
-        return self.reason is not None and self.reason.parts_may_compile
+        return self.reason is not None and self.reason.divisible is not Divisible.NOT
 
     @classmethod
     def because(cls, why: NotCompiled | Choice, title: str) -> Eager:

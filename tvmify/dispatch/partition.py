@@ -15,15 +15,10 @@ from tvmify.dispatch.regions import Driven
 from tvmify.dispatch.submodules import Children
 from tvmify.errors import (
     CaptureError,
-    ChangesItself,
-    DependsOnValues,
+    Divisible,
     GradientsNeeded,
-    HasEffects,
-    NeedsPython,
     NotCompiled,
-    NotRecorded,
     TracedElsewhere,
-    UnsupportedObject,
     UnsupportedOperator,
 )
 from tvmify.runtime import autocast_text
@@ -70,12 +65,12 @@ def _parts(state: DispatcherState, reason: NotCompiled) -> Parts | None:
     TracedElsewhere
         Another thread is tracing.
     """
-    if not reason.parts_may_compile or autocast_text():  # TorchScript has its own casting rules
+    if reason.divisible is Divisible.NOT:
+        return None
+    if autocast_text():  # TorchScript has its own casting rules
         return None
     current = state.module.current
-    unknown = isinstance(reason, UnsupportedOperator) and not reason.is_effect
-    if unknown or isinstance(reason, (UnsupportedObject, NotRecorded)):
-        # other calls of the module may be one program
+    if reason.divisible is Divisible.THIS_CALL_BY_SUBMODULES:
         if current.children is None:
             current.children = _children(state, reason)
         return current.children
@@ -85,7 +80,7 @@ def _parts(state: DispatcherState, reason: NotCompiled) -> Parts | None:
 
 
 def _new_parts(state: DispatcherState, reason: NotCompiled) -> Parts | None:
-    if isinstance(reason, (ChangesItself, NeedsPython)):
+    if reason.divisible is Divisible.BY_SUBMODULES:
         return _children(state, reason)
     try:
         return Driven(state.subject, reason, state.make_part)
@@ -93,9 +88,9 @@ def _new_parts(state: DispatcherState, reason: NotCompiled) -> Parts | None:
         raise
     except NotCompiled:
         pass  # the first reason says more
-    if isinstance(reason, (DependsOnValues, HasEffects)):
-        return _children(state, reason)
-    return None
+    if isinstance(reason, UnsupportedOperator):
+        return None  # calls without the effect may be one program
+    return _children(state, reason)
 
 
 def _children(state: DispatcherState, reason: NotCompiled) -> Children | None:

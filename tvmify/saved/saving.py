@@ -16,7 +16,7 @@ from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.examples import Example
-from tvmify.errors import NotCompiled, SaveError, TvmifyWarning
+from tvmify.errors import Divisible, NotCompiled, SaveError, TvmifyWarning
 from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.exported import exported_call, has_symbols
@@ -151,7 +151,7 @@ def compile_calls(
                 _check_effects(name, artifact)
                 compiled.append(CompiledCall((args, kwargs), artifact))
     if not compiled:
-        if refused[0].parts_may_compile:
+        if refused[0].divisible is Divisible.BY_REGIONS:
             raise SaveError(
                 f"{name} runs by regions, which are compiled in the process that calls "
                 f"them and cannot be saved, since {refused[0].reason}. Save its submodules, or "
