@@ -296,7 +296,8 @@ class UnsupportedOperator(NotCompiled):
         self,
         operators: Sequence[str],
         detail: str = "",
-        next_step: str = "To compile the rest, make modules of what is around the operator.",
+        next_step: str = "To compile the rest, make submodules of what is around the operator; "
+        "with strict=True, decorate them instead.",
     ) -> None:
         self.operators = tuple(sorted(set(operators)))
         self.detail = detail

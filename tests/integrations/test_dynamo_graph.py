@@ -68,9 +68,7 @@ def test_floats_and_integers_are_arguments() -> None:
 
     x = torch.randn(3, 2)
     graph, args = recorded(scaled, (x, 2, 0.5), (x, 3, 0.75))
-    inputs = list(graph.pick_inputs(args))
-    for place in graph.floats:
-        inputs[place] = inputs[place].item()
+    inputs = graph.pick_inputs(graph.with_numbers(args))
     assert sorted(type(value).__name__ for value in inputs) == ["Tensor", "float", "int"]
     torch.testing.assert_close(graph.module(())(*inputs)[0], scaled(x, 3, 0.75))
 

@@ -45,7 +45,7 @@ class GraphCalls:
         self._lock = forks.Lock()
         self._latest: _Model | None = None
         self._pick_weights, self._pick_inputs = graph.pick_weights, graph.pick_inputs
-        self._is_plain = not graph.floats and graph.results is None
+        self._is_plain = not graph.has_numbers and graph.results is None
         GRAPHS.add(self)
 
     def __call__(self, *args: Any) -> Any:
@@ -55,10 +55,8 @@ class GraphCalls:
             model = self._model(weights)
         if self._is_plain:
             return model.dispatcher(self._pick_inputs(args), _NO_KEYWORDS)
-        inputs = list(self._pick_inputs(args))
-        for place in self._graph.floats:
-            inputs[place] = inputs[place].item()
-        results = model.dispatcher(tuple(inputs), _NO_KEYWORDS)
+        args = self._graph.with_numbers(args)
+        results = model.dispatcher(self._pick_inputs(args), _NO_KEYWORDS)
         order = self._graph.results
         return results if order is None else [results[i] if i >= 0 else args[~i] for i in order]
 

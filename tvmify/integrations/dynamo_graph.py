@@ -19,6 +19,7 @@ from torch._guards import CompileContext
 
 from tvmify.capture import RecordedGraph
 from tvmify.capture.values import recorded_contiguous
+from tvmify.integrations.numbers import Compute, take_out
 
 #: Picks some of the arguments of a call.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -77,24 +78,27 @@ class DynamoGraph:
         What the graph reads besides its weights: subgraphs and constants, by name.
     weights
         The name of each weight, in the order of ``pick_weights``.
-    pick_weights, pick_inputs
-        Choose the weights, and the arguments of ``graph``, among the arguments of a call.
     floats
-        Which arguments of ``graph`` are floats that calls pass as tensors.
+        Which arguments of a call are floats that it passes as tensors.
+    numbers
+        Computes numbers from the arguments of a call, to follow them; None if there are none.
+    pick_weights, pick_inputs
+        Choose the weights, and the arguments of ``graph``, among those of a call and the numbers.
     symbols
         The sizes that vary, as `Subject.symbols` has them.
     results
-        For each result of a call its place among those of ``graph``; or, as ``~i``, that argument
-        ``i`` of the call is the result. None if the results are those of ``graph``.
+        For each result of a call its place among those of ``graph``; or, as ``~i``, that it is
+        argument ``i`` of the call. None if the results are those of ``graph``.
     """
 
     origin: Origin
     graph: fx.Graph
     attributes: Mapping[str, Any]
     weights: tuple[str, ...]
+    floats: tuple[int, ...]
+    numbers: Compute | None
     pick_weights: Pick
     pick_inputs: Pick
-    floats: tuple[int, ...]
     symbols: Mapping[int, tuple[str | None, ...]]
     results: tuple[int, ...] | None
 
@@ -128,11 +132,26 @@ class DynamoGraph:
             for i, (node, value) in enumerate(zip(places, values, strict=True))
             if weights_are_state and isinstance(value, torch.Tensor) and _is_weight(node, inputs[i])
         }
-        are_tensors = [isinstance(value, torch.Tensor) for value in values]
-        tensors = [i for i, is_tensor in enumerate(are_tensors) if is_tensor and i not in weights]
+        floats = [
+            i
+            for i, value in enumerate(values)
+            if isinstance(value, torch.Tensor)
+            and i not in weights
+            and _read_as_float(graph, places[i])
+        ]
+        for i in floats:
+            values[i] = float(inputs[i])
+        tensors = [
+            i for i, x in enumerate(values) if isinstance(x, torch.Tensor) and i not in weights
+        ]
+        sources = _sources_of_sizes(places, values, tensors)
+        numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
+        sizes = [i for i in numbers if str(values[i]) in sources]
+        computed, compute = take_out(graph, places, numbers, sizes)
+        places += computed
+        values += [example_of(node, None) for node in computed]
         results = _without_numbers(graph, places, values)
-        sizes = _sizes_read_from_tensors(graph, places, values, tensors)
-        floats = [i for i in tensors if _read_as_float(graph, places[i])]
+        sizes = _sizes_read_from_tensors(graph, places, values, sources)
         arguments = [i for i in range(len(places)) if i not in weights and i not in sizes]
         for node in weights.values():
             _read_as_attribute(graph, node)
@@ -156,12 +175,27 @@ class DynamoGraph:
             graph=graph,
             attributes=attributes,
             weights=tuple(node.name for node in weights.values()),
+            floats=tuple(floats),
+            numbers=compute if computed else None,
             pick_weights=_picker(list(weights)),
             pick_inputs=_picker(arguments),
-            floats=tuple(arguments.index(i) for i in floats),
             symbols=_symbols([values[i] for i in arguments]),
             results=results,
         )
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether `with_numbers` changes the arguments of a call."""
+        return bool(self.floats) or self.numbers is not None
+
+    def with_numbers(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of a call with its floats, and with the numbers that follow them."""
+        if not self.has_numbers:
+            return args
+        values = list(args)
+        for i in self.floats:
+            values[i] = values[i].item()
+        return (*values, *self.numbers(values)) if self.numbers else tuple(values)
 
     def module(self, weights: Sequence[torch.Tensor]) -> RecordedGraph:
         """Return the graph as a module with these weights."""
@@ -225,15 +259,25 @@ def _without_numbers(
     )
 
 
-def _sizes_read_from_tensors(
-    graph: fx.Graph, places: list[fx.Node], values: list[Any], tensors: list[int]
-) -> set[int]:
-    """Read sizes from the tensors that have them; return which arguments are not needed then."""
+def _sources_of_sizes(
+    places: list[fx.Node], values: list[Any], tensors: list[int]
+) -> dict[str, tuple[fx.Node, int]]:
+    """Return a tensor and an axis for each size that varies."""
     sources: dict[str, tuple[fx.Node, int]] = {}
     for i in tensors:
         for axis, size in enumerate(values[i].shape):
             if _is_symbol(size):
                 sources.setdefault(str(size), (places[i], axis))
+    return sources
+
+
+def _sizes_read_from_tensors(
+    graph: fx.Graph,
+    places: list[fx.Node],
+    values: list[Any],
+    sources: Mapping[str, tuple[fx.Node, int]],
+) -> set[int]:
+    """Read sizes from the tensors that have them; return which arguments are not needed then."""
     unneeded: set[int] = set()
     for i, (node, value) in enumerate(zip(places, values, strict=True)):
         if isinstance(value, torch.Tensor) or (node.users and str(value) not in sources):

@@ -47,6 +47,7 @@ ARITHMETIC: dict[str, Callable[[Any, float], Any]] = {
     "x * (f * 3)": lambda x, f: x * (f * 3),
     "f / 7": lambda x, f: x + f / 7,
     "a tensor": lambda x, f: x + torch.tensor(f),
+    "a tensor of a type": lambda x, f: x + torch.scalar_tensor(f, dtype=torch.float64),
     "a list": lambda x, f: x * torch.as_tensor([f, 1.0, f, 2]),
     "full tensors": lambda x, f: (
         torch.cat([torch.full((1, 4), f), torch.full_like(x, f), x.new_full((2, 4), f)]) - 1

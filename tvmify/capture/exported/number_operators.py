@@ -38,6 +38,13 @@ def _tensor(
     return result.to(device)
 
 
+def _scalar_tensor(
+    s: Any, *, dtype: torch.dtype | None = None, device: Any = None, **others: Any
+) -> torch.Tensor:
+    # unlike torch.tensor, it makes floats of integers
+    return _tensor(s, dtype=dtype or torch.get_default_dtype(), device=device, **others)
+
+
 def _full(
     size: Any, fill_value: Any, *, dtype: torch.dtype | None = None, **others: Any
 ) -> torch.Tensor:
@@ -308,6 +315,7 @@ def _clamp_max(input: Any, max: Any) -> torch.Tensor:
 _TAKING: dict[Any, Callable[..., Any]] = {
     torch.tensor: _tensor,
     torch.as_tensor: _tensor,
+    torch.scalar_tensor: _scalar_tensor,
     torch.full: _full,
     torch.full_like: _full_like,
     torch.Tensor.new_full: _new_full,

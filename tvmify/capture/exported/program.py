@@ -99,12 +99,12 @@ class TracedProgram(Program):
     ) -> ExportedProgram:
         """Record the program, and set `read`, also in an error."""
         callable_, read = self._owner, set[str]()
+        call = RecordedCall(args, kwargs, self._repetitions(args, kwargs), varying)
         if isinstance(callable_, torch.nn.Module):
-            module, watch = _copied(callable_), partial(_watched, callable_, read)
+            module, watch = _copied(callable_, call.has_numbers), partial(_watched, callable_, read)
         else:
             module, watch = FunctionModule(callable_), _unwatched
         module.register_forward_hook(partial(_describe_objects, [callable_, args, kwargs]))
-        call = RecordedCall(args, kwargs, self._repetitions(args, kwargs), varying)
         call.attach(module, watch)
         try:
             with tracing(), refusing_effects(callable_, module):
@@ -142,10 +142,12 @@ class TracedProgram(Program):
         return [resolve(self._owner, name) for name in self.weights]
 
 
-def _copied(module: torch.nn.Module) -> torch.nn.Module:
+def _copied(module: torch.nn.Module, takes_numbers: bool) -> torch.nn.Module:
     """Return a twin of a module that can be recorded."""
     copied = twin(module)
-    if isinstance(module, fx.GraphModule) and not isinstance(module, RecordedGraph):
+    if isinstance(module, fx.GraphModule) and (
+        takes_numbers or not isinstance(module, RecordedGraph)
+    ):
         copied.__class__ = _by_nodes(type(module))
     for part in copied.modules():
         make_buffers(part)  # otherwise recording would write to them

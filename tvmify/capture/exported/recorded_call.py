@@ -41,6 +41,8 @@ class RecordedCall:
     args, kwargs
         For ``torch.export``: with None for each value that it does not accept, and a tensor for
         each `NumberArgument`.
+    has_numbers
+        Whether there is a `NumberArgument`.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class RecordedCall:
         self._repeated = repeated
         self._varying = varying
         self._leaves, self._structure = pytree.tree_flatten((args, kwargs), is_leaf=is_size)
-        self._has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
+        self.has_numbers = any(isinstance(leaf, NumberArgument) for leaf in self._leaves)
         self.args, self.kwargs = pytree.tree_map(_shown, (args, kwargs), is_leaf=is_size)
 
     def attach(
@@ -102,7 +104,7 @@ class RecordedCall:
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         state = TensorState(leaves, module.parameters())
         try:
-            numbers = TakingNumbers() if self._has_numbers else nullcontext()
+            numbers = TakingNumbers() if self.has_numbers else nullcontext()
             with numbers, refusing_unrecorded():
                 result = forward(module, *args, **kwargs)
             state.check(result)

@@ -10,7 +10,7 @@ from tvm import sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body, substitute
+from tvmify.compiler.kernels.common.rewriting import DIVISIONS, collect, rewrite_body, substitute
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.sizes import factor, product
@@ -137,15 +137,12 @@ _OPERATIONS = {
     tirx.Div: tirx.truncdiv,
     tirx.Mod: tirx.truncmod,
 }
-
-
-_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 _ARITHMETIC = (*_OPERATIONS, tirx.Ramp, tirx.Broadcast, tirx.IntImm, tirx.Var)
 
 
 def _divides_by_size(value: Expr) -> bool:
     """Whether a quotient has a divisor that varies: its variable is kept, not to divide again."""
-    divisors = [node.b for node in collect(value, _DIVISIONS)]
+    divisors = [node.b for node in collect(value, DIVISIONS)]
     return not all(
         isinstance(divisor.value if isinstance(divisor, tirx.Broadcast) else divisor, tirx.IntImm)
         for divisor in divisors

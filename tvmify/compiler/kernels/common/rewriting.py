@@ -12,6 +12,8 @@ from tvm.ir import Call, Expr, Range, StringImm, TensorLoad, TensorRegion
 from tvm.tirx import Stmt
 
 Visit = Callable[[Stmt], Stmt | None]
+#: The operations that divide integers, by either rounding.
+DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 def rewrite_body(function: tirx.PrimFunc, visit: Visit) -> tirx.PrimFunc:

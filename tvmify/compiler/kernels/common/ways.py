@@ -20,13 +20,11 @@ from tvmify.compiler.kernels.common.bounds import has_symbols
 from tvmify.compiler.kernels.common.inlining import inline_cheap, total_work
 from tvmify.compiler.kernels.common.loops import traffic
 from tvmify.compiler.kernels.common.merge_axes import merge_axes
+from tvmify.compiler.kernels.common.rewriting import DIVISIONS, collect
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.microarchitecture import Microarchitecture
-
-#: Integer division by zero crashes the process.
-_DIVISIONS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 
 
 @dataclass(frozen=True)
@@ -134,13 +132,13 @@ def _sample(function: tirx.PrimFunc, multiply_adds: float) -> Sample | None:
         if isinstance(node, tirx.BufferStore):
             stored.append(node.buffer)
         # Random indices would be out of range, or all be equal.
-        depends.append(any("[" in str(index) for index in node.indices))
+        depends.append(any(collect(index, TensorLoad) for index in node.indices))
 
     def check(division: Expr) -> None:
-        depends.append("int" in str(division.ty.dtype) and "[" in str(division.b))
+        depends.append("int" in str(division.ty.dtype) and bool(collect(division.b, TensorLoad)))
 
     tvm_ffi.structural_walk(
-        function.body, [((TensorLoad, tirx.BufferStore), note), (_DIVISIONS, check)]
+        function.body, [((TensorLoad, tirx.BufferStore), note), (DIVISIONS, check)]
     )
     is_output = [any(tensor.same_as(p) for tensor in stored) for p in function.params]
     # A function without inputs is computed ahead, as if it depended on weights.

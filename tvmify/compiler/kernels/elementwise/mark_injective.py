@@ -8,12 +8,11 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler import sizes
-from tvmify.compiler.kernels.common.rewriting import collect
+from tvmify.compiler.kernels.common.rewriting import DIVISIONS, collect
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 #: FuseOps' numbers for functions that move elements, and for those it does not know.
 _INJECTIVE, _OPAQUE = 2, 8
-_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 @compiler_pass
@@ -51,10 +50,10 @@ def _is_injective(function: tirx.PrimFunc) -> bool:
 
 def _has_plain_indices(value: Expr) -> bool:
     def is_plain(node: Expr) -> bool:
-        is_quotient = isinstance(node, _DIVISIONS) and not sizes.is_static(node.b)
+        is_quotient = isinstance(node, DIVISIONS) and not sizes.is_static(node.b)
         is_rounded = isinstance(node, tirx.Cast) and "float" in str(node.value.ty.dtype)
         return not (is_quotient or is_rounded or isinstance(node, TensorLoad))
 
     indices = [index for load in collect(value, TensorLoad) for index in load.indices]
-    kinds = (*_DIVISIONS, tirx.Cast, TensorLoad)
+    kinds = (*DIVISIONS, tirx.Cast, TensorLoad)
     return all(is_plain(node) for index in indices for node in collect(index, kinds))

@@ -9,12 +9,18 @@ from tvm import s_tir, sym, tirx
 from tvm.ir import Expr, TensorLoad
 from tvm.tirx import Stmt
 
-from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body, uses, with_values
+from tvmify.compiler.kernels.common.rewriting import (
+    DIVISIONS,
+    collect,
+    rewrite_body,
+    uses,
+    with_values,
+)
 
 #: Attribute of such a function, for `tvmify.compiler.codegen.shuffle_loads`.
 SHUFFLES = "tvmify.shuffles"
 #: What an index that moves lanes about contains.
-_OUT_OF_ORDER = (tirx.Mul, tirx.Sub, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
+_OUT_OF_ORDER = (tirx.Mul, tirx.Sub, *DIVISIONS)
 
 
 def mark_shuffles(function: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -74,6 +74,8 @@ class Streamed:
     shared
         Whether all rows are multiplied by the same matrix. Otherwise each matrix of `left` is by
         that of `right` at its place.
+    rows
+        How many rows are multiplied by a matrix.
     dtype
         Of both, and of the result.
     machine
@@ -85,6 +87,7 @@ class Streamed:
     left: tuple[Size, ...]
     right: tuple[Size, ...]
     shared: bool
+    rows: int
     dtype: str
     machine: Microarchitecture
     chunk: int
@@ -110,12 +113,7 @@ class Streamed:
             return None
         if sizes.hint(left[-1]) > chunk * longest:
             return None
-        return cls(left, right, shared, dtype, machine, chunk)
-
-    @property
-    def rows(self) -> int:
-        """How many rows are multiplied by a matrix."""
-        return int(sizes.product(self.left[:-1] if self.shared else self.left[-2:-1]))
+        return cls(left, right, shared, int(rows), dtype, machine, chunk)
 
     @property
     def lanes(self) -> int:
