@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -57,8 +57,36 @@ class NumberArgument:
 
     kind: type
 
+    def example(self) -> float:
+        """Return such a number."""
+        return self.kind(1)
+
 
 FLOAT, INT = NumberArgument(float), NumberArgument(int)
+
+
+@dataclass(frozen=True)
+class SizeArgument(NumberArgument):
+    """Stands for an int that is recorded as a size: that of a tensor without elements, which is
+    passed in its place.
+
+    Attributes
+    ----------
+    value
+        The int in the call at hand.
+    """
+
+    kind: type = field(default=int, init=False)
+    value: int = field(default=0, compare=False)
+
+    def example(self) -> int:
+        """Return the int in the call at hand."""
+        return self.value
+
+    @staticmethod
+    def carrier(value: int) -> torch.Tensor:
+        """Return the tensor that is passed for an int."""
+        return torch.empty((value, 0), dtype=torch.uint8, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -94,6 +122,12 @@ class TensorSpec:
         """Describe a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
+    def with_sizes(self, sizes: Sequence[object]) -> VaryingSpec:
+        """Return the same with other sizes: numbers, and names of symbols or terms of them."""
+        shape = tuple(size if isinstance(size, int) else 0 for size in sizes)
+        names = tuple(None if isinstance(size, int) else str(size) for size in sizes)
+        return VaryingSpec(shape, self.dtype, self.device, names)
+
     def example(self) -> torch.Tensor:
         """Return such a tensor, filled with zeros, which are valid indices for any embedding."""
         return torch.zeros(self.shape, dtype=self.dtype, device=self.device)
@@ -120,13 +154,6 @@ class VaryingSpec(TensorSpec):
 
     names: tuple[str | None, ...] = ()
 
-    @classmethod
-    def of_spec(cls, spec: TensorSpec, names: tuple[str | None, ...]) -> VaryingSpec:
-        """Replace sizes by symbols."""
-        pairs = zip(spec.shape, names, strict=True)
-        shape = tuple(size if name is None else 0 for size, name in pairs)
-        return cls(shape, spec.dtype, spec.device, names)
-
     def text(self, device: str) -> str:
         """Describe the tensor as if it were on another device."""
         pairs = zip(self.shape, self.names, strict=True)
@@ -135,6 +162,29 @@ class VaryingSpec(TensorSpec):
 
     def __str__(self) -> str:
         return super().__str__()
+
+
+@dataclass(frozen=True)
+class IntSpec(VaryingSpec):
+    """An int that is recorded as a size; see `SizeArgument`."""
+
+    @classmethod
+    def of_value(cls, value: int) -> IntSpec:
+        """Describe an int."""
+        spec = TensorSpec.of(SizeArgument.carrier(value))
+        return cls(spec.shape, spec.dtype, spec.device, (None, None))
+
+    def with_sizes(self, sizes: Sequence[object]) -> VaryingSpec:
+        """Return the same with another value, which may be a term."""
+        spec = super().with_sizes(sizes)
+        return IntSpec(spec.shape, spec.dtype, spec.device, spec.names)
+
+    def text(self, device: str) -> str:
+        """Describe it for a key, which tells it from an int that is a constant."""
+        return f"size {self.names[0] or self.shape[0]}"
+
+    def __str__(self) -> str:
+        return f"int {self.names[0] or self.shape[0]}"
 
 
 @dataclass(frozen=True)
@@ -168,7 +218,7 @@ class Signature:
     def with_symbols(self, axes: Mapping[int, tuple[str | None, ...]]) -> Signature:
         """Replace sizes by symbols: of a leaf by its number, a name or None for each axis."""
         leaves = tuple(
-            VaryingSpec.of_spec(leaf, axes[i])
+            leaf.with_sizes([name or size for name, size in zip(axes[i], leaf.shape, strict=True)])
             if isinstance(leaf, TensorSpec) and i in axes
             else leaf
             for i, leaf in enumerate(self.leaves)
@@ -180,12 +230,7 @@ class Signature:
         leaves = list(self.leaves)
         for i, shape in sizes.items():
             if isinstance(spec := leaves[i], TensorSpec):
-                leaves[i] = VaryingSpec(
-                    tuple(size if isinstance(size, int) else 0 for size in shape),
-                    spec.dtype,
-                    spec.device,
-                    tuple(None if isinstance(size, int) else str(size) for size in shape),
-                )
+                leaves[i] = spec.with_sizes(shape)
         return replace(self, leaves=tuple(leaves))
 
     @property
@@ -282,6 +327,8 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     if isinstance(leaf, torch.Tensor):
         check_tensor(name, leaf)
         return TensorSpec.of(leaf)
+    if isinstance(leaf, SizeArgument):
+        return IntSpec.of_value(leaf.value)
     if isinstance(leaf, NumberArgument):
         return leaf.kind.__name__
     if isinstance(leaf, _SCALARS):

@@ -283,7 +283,7 @@ def test_arguments_contradicting_annotations_use_export() -> None:
 
     args = ([torch.rand(2), torch.rand(3)],)
     program = _check(first, args, {"shift": 2.0}, "export")
-    assert program.reason == "argument 'items' is a list where TorchScript expects Tensor"
+    assert program.reason == "argument 'items' is of type list where TorchScript expects Tensor"
     with pytest.raises(UnsupportedInput, match="takes"):
         capture(torch.jit.script(nets.plain_function), (), {"z": 1}).export((), {"z": 1})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tvmify.artifact import validation
-from tvmify.artifact.results import Result, StateTensor
+from tvmify.artifact.results import Argument, Result, StateTensor
 from tvmify.artifact.shapes import Shapes
 from tvmify.artifact.writes import Writable, Write
 
@@ -122,6 +122,11 @@ class Artifact:
         """Return the names of the tensors of the module that a call writes to."""
         targets = (write.target for write in self.writes)
         return {self.state[t.index] for t in targets if isinstance(t, StateTensor)}
+
+    def written_arguments(self) -> set[int]:
+        """Return which leaves of the arguments a call writes to."""
+        targets = (write.target for write in self.writes)
+        return {target.leaf for target in targets if isinstance(target, Argument)}
 
     def effects(self) -> str:
         """Return which effect of a call a saved file does not support; empty if there is none."""

@@ -55,6 +55,33 @@ def computes_the_same(
         return len(got) == len(want) and all(map(_is_alike, got, want))
 
 
+def undone(run: Callable[[], Any], written: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """Return a function that calls another, and undoes what this writes.
+
+    Parameters
+    ----------
+    run
+        Computes a call.
+    written
+        What it writes to.
+
+    Returns
+    -------
+    Callable
+        Returns copies of the result, and of what was written.
+    """
+
+    def run_and_undo() -> Any:
+        before = [tensor.clone() for tensor in written]
+        try:
+            return pytree.tree_map_only(torch.Tensor, torch.clone, (run(), [*written]))
+        finally:
+            for tensor, values in zip(written, before, strict=True):
+                tensor.copy_(values)
+
+    return run_and_undo if written else run
+
+
 @contextlib.contextmanager
 def _without_cudnn_attention() -> Iterator[None]:
     """Use another attention kernel than cuDNN's, which is wrong in PyTorch 2.11: it reads a float32

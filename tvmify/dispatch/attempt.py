@@ -129,7 +129,9 @@ class Attempt:
         self._stages.begin("compare")
         eager = self._subject.call(*request.call)
         if request.general is not None:
-            run = request.general.adapted(run, artifact, request, eager)
+            written = self._module.tensors(tuple(sorted(artifact.written_state())))
+            written += [request.leaves[i] for i in artifact.written_arguments()]
+            run = request.general.adapted(run, artifact, request, eager, written)
         compiled = Compiled(
             self._facts, executor, run, bound, request.specs(), self._differentiable
         )

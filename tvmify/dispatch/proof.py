@@ -70,8 +70,7 @@ def runs(
     except (RuntimeError, TypeError, ValueError) as error:
         raise unusable(error) from error
     leaves = request.leaves
-    numbers = [i for i in artifact.inputs if type(leaves[i]) in (int, float)]
-    call = NumberCall(executor.call(), numbers)
+    call = NumberCall.of(executor.call(), request)
     if artifact.writes or call.obstacle(leaves):
         return
     # Operators of PyTorch in the program may draw random numbers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,7 +17,16 @@ from tvmify.dispatch import keys
 from tvmify.dispatch.outcome import Run
 from tvmify.options import CompileOptions
 from tvmify.runtime import autocast_text, flatten, gradients_text
-from tvmify.signature import Args, Kwargs, Signature, TensorSpec, map_only, repeat, repetitions
+from tvmify.signature import (
+    Args,
+    Kwargs,
+    NumberArgument,
+    Signature,
+    TensorSpec,
+    map_only,
+    repeat,
+    repetitions,
+)
 from tvmify.target import CheckedTarget, TargetOption
 from tvmify.target import check as check_target
 from tvmify.torch_compat.declared_sizes import DeclaredShape
@@ -51,6 +60,7 @@ class General(Protocol):
         artifact: Artifact,
         request: Request,
         eager: Callable[[], Any],
+        written: Sequence[torch.Tensor],
     ) -> Run:
         """Return what runs the program on the leaves of a call.
 
@@ -60,6 +70,8 @@ class General(Protocol):
             What runs the program, and its artifact.
         request, eager
             The call that it was made for, to test it on, and a function that computes it in eager.
+        written
+            What both write to.
 
         Raises
         ------
@@ -182,7 +194,8 @@ class Request:
         call = self.args, self.kwargs
         zeros = map_only(torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), call)
         args, kwargs = repeat(zeros, repetitions(call))
-        return dataclasses.replace(self, args=args, kwargs=kwargs, call=(args, kwargs))
+        call = map_only(NumberArgument, lambda number: number.example(), (args, kwargs))
+        return dataclasses.replace(self, args=args, kwargs=kwargs, call=call)
 
     def specs(self) -> tuple[Args, Kwargs]:
         """Return the arguments of the call, with a `TensorSpec` for each tensor."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.artifact.settings import BuildSettings
@@ -118,7 +119,8 @@ class Work:
         if fixed.isdisjoint(varying.hints):
             return shapes
         # Classes are for the sizes that are still symbols.
-        varying = tuned(varying, sizes_of(self.request.leaves), fixed)
+        leaves = pytree.tree_leaves((self.request.args, self.request.kwargs))
+        varying = tuned(varying, sizes_of(leaves), fixed)
         return recorded_shapes(exported, varying.hints_by_axis())
 
 

@@ -322,14 +322,16 @@ def _attribute(module: torch.nn.Module, name: str) -> Any:
 def _symbols(values: Sequence[Any]) -> dict[int, tuple[str | None, ...]]:
     """Return a name for each size that varies: one for those that are equal in all calls."""
     names: dict[str, str] = {}
-    found = {
-        leaf: tuple(
-            names.setdefault(str(size), f"s{len(names)}") if _is_symbol(size) else None
-            for size in value.shape
-        )
+
+    def name(size: Any) -> str | None:
+        return names.setdefault(str(size), f"s{len(names)}") if _is_symbol(size) else None
+
+    shapes = {
+        # an int may be recorded as a size: see `SizeArgument`
+        leaf: value.shape if isinstance(value, torch.Tensor) else (value, 0)
         for leaf, value in enumerate(values)
-        if isinstance(value, torch.Tensor)
     }
+    found = {leaf: tuple(map(name, shape)) for leaf, shape in shapes.items()}
     return {leaf: axes for leaf, axes in found.items() if any(axes)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,12 @@ class AnyLabel:
     varying: Varying = STATIC
 
     def adapted(
-        self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
+        self,
+        run: Run,
+        artifact: Artifact,
+        request: Request,
+        eager: Callable[[], Any],
+        written: Sequence[torch.Tensor],
     ) -> Run:
         return run
 

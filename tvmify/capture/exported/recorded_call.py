@@ -18,7 +18,7 @@ from tvmify.capture.questions import refusing_unrecorded
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, check_sizes
 from tvmify.errors import NeedsPython, NumberNeeded
-from tvmify.signature import NumberArgument
+from tvmify.signature import NumberArgument, SizeArgument
 
 #: Values that operators take but ``torch.export`` does not accept as arguments.
 _HIDDEN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -123,6 +123,8 @@ class RecordedCall:
 
 
 def _shown(leaf: Any) -> Any:
+    if isinstance(leaf, SizeArgument):
+        return leaf.carrier(leaf.value)
     if isinstance(leaf, NumberArgument):
         dtype = torch.float64 if leaf.kind is float else torch.int64
         return torch.zeros((), dtype=dtype, device="cpu")
@@ -137,6 +139,8 @@ def _given(found: Iterator[tuple[int, Any]], hidden: Any) -> Any:
             next(found)
         return hidden
     place, leaf = next(found)
+    if isinstance(hidden, SizeArgument):
+        return leaf.shape[0]
     if isinstance(hidden, NumberArgument):
         return (Float if hidden.kind is float else Int)(leaf, frozenset({place}))
     return hidden if isinstance(hidden, _HIDDEN) else leaf

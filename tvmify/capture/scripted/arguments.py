@@ -10,6 +10,7 @@ import torch
 
 from tvmify.capture.values import code_of, protect
 from tvmify.errors import UnsupportedInput
+from tvmify.signature import NumberArgument
 
 
 class _Mismatch(Exception):
@@ -68,8 +69,9 @@ def bind(
         try:
             value = _converted(given, parameter.type, coerce)
         except _Mismatch:
+            kind = given.kind if isinstance(given, NumberArgument) else type(given)
             raise UnsupportedInput(
-                f"argument {parameter.name!r} is a {type(given).__name__} where "
+                f"argument {parameter.name!r} is of type {kind.__name__} where "
                 f"TorchScript expects {parameter.type.annotation_str}",
                 "Annotate the parameter in forward.",
             ) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,12 +12,21 @@ from torch.utils import _pytree as pytree
 
 from tvmify.artifact import Artifact
 from tvmify.capture import STATIC, Varying
-from tvmify.dispatch.agreement import computes_the_same
+from tvmify.dispatch.agreement import computes_the_same, undone
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import NotCompiled, NumberNeeded
 from tvmify.runtime import flatten
-from tvmify.signature import FLOAT, INT, LARGEST_FLOAT, LARGEST_INT, Args, Kwargs
+from tvmify.signature import (
+    FLOAT,
+    INT,
+    LARGEST_FLOAT,
+    LARGEST_INT,
+    Args,
+    Kwargs,
+    NumberArgument,
+    SizeArgument,
+)
 
 #: A program with symbolic sizes has such a signature for each shape that it serves.
 _MOST_SIGNATURES = 1024
@@ -43,16 +52,19 @@ class AnyNumbers:
         The signature that all such calls share.
     args, kwargs
         With a `NumberArgument` for each of these numbers.
+    sizes
+        Indices of ints that are recorded as sizes. The signature has their values.
     """
 
     signature: NumbersOpen
     args: Args
     kwargs: Kwargs
+    sizes: tuple[int, ...] = ()
     varying: Varying = STATIC
 
     def opened(self, request: Request) -> Request:
         """Return the request for a call with tensors in place of the open numbers."""
-        call = _without(*request.call, self.signature.places, _as_tensor)
+        call = _replaced(*request.call, _tensors(self.signature.places, self.sizes))
         assert call is not None  # the signature has placeholders for them
         return replace(request.generalized(self), call=call)
 
@@ -62,6 +74,7 @@ class AnyNumbers:
         artifact: Artifact,
         request: Request,
         eager: Callable[[], Any],
+        written: Sequence[torch.Tensor],
     ) -> NumberCall:
         """Return what runs the program, after comparing its result with eager's.
 
@@ -71,11 +84,11 @@ class AnyNumbers:
         Raises
         ------
         NotCompiled
-            The results differ, or the program must not run twice: the values are part of the key.
+            The results differ, or the program cannot run: the values are part of the key.
         """
-        call, leaves = NumberCall(run, self.signature.places), request.leaves
-        is_run = not (artifact.writes or call.obstacle(leaves))
-        if not (is_run and computes_the_same(lambda: call(leaves), eager)):
+        call, leaves = NumberCall(run, self.signature.places, self.sizes), request.leaves
+        compiled = undone(lambda: call(leaves), written)
+        if call.obstacle(leaves) or not computes_the_same(compiled, undone(eager, written)):
             why = "the values of numbers may matter"
             raise NotCompiled(why, "Nothing to do: they are part of the key.")
         return call
@@ -94,6 +107,8 @@ class Numbers:
         self.arguments: dict[NumbersOpen, None] = {}
         # The indices of numbers whose values matter, by the types of all leaves.
         self._needed: dict[Kinds, frozenset[int]] = {}
+        # Those of them that cannot be sizes, either.
+        self._constant: dict[Kinds, frozenset[int]] = {}
 
     def find(
         self, signature: Hashable, leaves: tuple[Any, ...], args: Any, kwargs: Any
@@ -122,15 +137,32 @@ class Numbers:
         """Leave open all numbers whose values are not known to matter."""
         args, kwargs = request.call
         leaves, _ = flatten(args, kwargs)
-        # On a GPU, each number would be a copy per call, which waits for the previous call.
-        if any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
+        signature = None if _is_on_gpu(leaves) else self._open(leaves, args, kwargs)
+        return None if signature is None else _general(request, signature, ())
+
+    def general_with_sizes(self, request: Request) -> AnyNumbers | None:
+        """Leave open such numbers, and as sizes the ints whose values matter."""
+        args, kwargs = request.call
+        leaves, exact = flatten(args, kwargs)
+        if _is_on_gpu(leaves):
             return None
+        kinds = _kinds(leaves)
+        maybe = self._needed.get(kinds, frozenset()) - self._constant.get(kinds, frozenset())
+        sizes = tuple(i for i in sorted(maybe) if type(leaves[i]) is int and leaves[i] >= 0)
         signature = self._open(leaves, args, kwargs)
-        if signature is None:
-            return None
-        call = _without(args, kwargs, signature.places, _placeholder)
-        assert call is not None  # `_open` has checked it
-        return AnyNumbers(signature, *call)
+        if signature is None and sizes and exact is not None:
+            signature = NumbersOpen((), (), exact)
+        return None if signature is None else _general(request, signature, sizes)
+
+    def need(self, request: Request, places: Iterable[int]) -> None:
+        """Learn that the values of some numbers matter."""
+        kinds = _kinds(flatten(*request.call)[0])
+        self._needed[kinds] = self._needed.get(kinds, frozenset()).union(places)
+
+    def fix(self, request: Request, places: Iterable[int]) -> None:
+        """Learn that some ints whose values matter cannot be sizes, either."""
+        kinds = _kinds(flatten(*request.call)[0])
+        self._constant[kinds] = self._constant.get(kinds, frozenset()).union(places)
 
     def narrower(
         self, request: Request, general: AnyNumbers, reason: NotCompiled
@@ -138,7 +170,7 @@ class Numbers:
         """Leave open fewer numbers: not those whose values forward needs."""
         if not isinstance(reason, NumberNeeded):
             return None
-        self._note(request, reason.places or general.signature.places)
+        self.need(request, reason.places or general.signature.places)
         return self.general(request)
 
     def accept(self, general: AnyNumbers, outcome: Outcome) -> None:
@@ -148,7 +180,7 @@ class Numbers:
     def refuse(self, request: Request, general: AnyNumbers, reason: NotCompiled) -> None:
         """Learn that the values of these numbers matter."""
         self.arguments.pop(general.signature, None)
-        self._note(request, general.signature.places)
+        self.need(request, general.signature.places)
 
     def note(self, request: Request, outcome: Outcome) -> None:
         """Learn nothing: calls with other numbers may behave differently."""
@@ -157,6 +189,7 @@ class Numbers:
         """Forget everything that was learnt."""
         self.arguments.clear()
         self._needed.clear()
+        self._constant.clear()
 
     def learn(self, signature: NumbersOpen) -> None:
         """Look up such calls without their numbers from now on.
@@ -167,11 +200,6 @@ class Numbers:
         if len(self.arguments) > _MOST_SIGNATURES:
             del self.arguments[next(iter(self.arguments))]
 
-    def _note(self, request: Request, places: Iterable[int]) -> None:
-        args, kwargs = request.call
-        kinds = _kinds(flatten(args, kwargs)[0])
-        self._needed[kinds] = self._needed.get(kinds, frozenset()).union(places)
-
     def _open(self, leaves: tuple[Any, ...], args: Any, kwargs: Any) -> NumbersOpen | None:
         needed = self._needed.get(_kinds(leaves), frozenset())
         places = tuple(
@@ -180,26 +208,36 @@ class Numbers:
         if not places:
             return None
         # None replaces each number; the indices tell it from a None of the call.
-        call = _without(args, kwargs, places, lambda _: None)
+        call = _replaced(args, kwargs, dict.fromkeys(places, lambda _: None))
         rest = None if call is None else flatten(*call)[1]
         kinds = tuple(type(leaves[place]) for place in places)
         return None if rest is None else NumbersOpen(places, kinds, rest)
 
 
 class NumberCall:
-    """Calls of a program that takes 0-d tensors in place of the caller's numbers.
+    """Calls of a program that takes tensors in place of the caller's numbers.
 
     Parameters
     ----------
     run
         Runs the program.
     places
-        The indices of these numbers among the leaves.
+        The indices among the leaves of the numbers that it takes as 0-d tensors.
+    sizes
+        Those of the ints that it takes as sizes; see `SizeArgument`.
     """
 
-    def __init__(self, run: Run, places: Collection[int]) -> None:
+    def __init__(self, run: Run, places: Collection[int], sizes: Collection[int] = ()) -> None:
         self._run = run
-        self._places = places
+        self._tensors = _tensors(places, sizes)
+
+    @classmethod
+    def of(cls, run: Run, request: Request) -> NumberCall:
+        """Return the calls of a program that was made for a request."""
+        leaves = pytree.tree_leaves((request.args, request.kwargs))
+        numbers = {i for i, leaf in enumerate(leaves) if isinstance(leaf, NumberArgument)}
+        sizes = {i for i in numbers if isinstance(leaves[i], SizeArgument)}
+        return cls(run, numbers - sizes, sizes)
 
     def __call__(self, leaves: tuple[Any, ...]) -> Any:
         """Run the program."""
@@ -211,8 +249,8 @@ class NumberCall:
 
     def _with_tensors(self, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
         replaced = list(leaves)
-        for place in self._places:
-            replaced[place] = _as_tensor(leaves[place])
+        for place, tensor in self._tensors.items():
+            replaced[place] = tensor(leaves[place])
         return tuple(replaced)
 
 
@@ -235,8 +273,27 @@ def _placeholder(number: Any) -> Any:
     return FLOAT if type(number) is float else INT
 
 
-def _without(
-    args: Any, kwargs: Any, places: Collection[int], replacement: Callable[[Any], Any]
+def _size(number: int) -> SizeArgument:
+    return SizeArgument(value=number)
+
+
+def _tensors(places: Iterable[int], sizes: Iterable[int]) -> dict[int, Callable[[Any], Any]]:
+    return {**dict.fromkeys(places, _as_tensor), **dict.fromkeys(sizes, SizeArgument.carrier)}
+
+
+def _is_on_gpu(leaves: Iterable[Any]) -> bool:
+    # Each number would be a copy per call, which waits for the previous call.
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+
+
+def _general(request: Request, signature: NumbersOpen, sizes: tuple[int, ...]) -> AnyNumbers | None:
+    placeholders = dict.fromkeys(signature.places, _placeholder) | dict.fromkeys(sizes, _size)
+    call = _replaced(*request.call, placeholders)
+    return None if call is None else AnyNumbers(signature, *call, sizes)
+
+
+def _replaced(
+    args: Any, kwargs: Any, by: Mapping[int, Callable[[Any], Any]]
 ) -> tuple[Any, Any] | None:
     """Replace numbers in arguments; None if one is in a ``torch.Size``, which holds only ints."""
     leaves, structure = pytree.tree_flatten(
@@ -244,7 +301,7 @@ def _without(
     )
     if any(isinstance(leaf, torch.Size) for leaf in leaves):
         return None
-    for place in places:
+    for place, replacement in by.items():
         leaves[place] = replacement(leaves[place])
     args, kwargs = pytree.tree_unflatten(leaves, structure)
     return args, kwargs

@@ -11,9 +11,11 @@ into a few programs, one for each class of sizes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+import torch
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
@@ -32,7 +34,7 @@ from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
 from tvmify.runtime import ShapeGuard
-from tvmify.signature import Args, Kwargs, TensorSpec
+from tvmify.signature import Args, IntSpec, Kwargs, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,7 +110,12 @@ class AnySizes:
         return self.signature.varying
 
     def adapted(
-        self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
+        self,
+        run: Run,
+        artifact: Artifact,
+        request: Request,
+        eager: Callable[[], Any],
+        written: Sequence[torch.Tensor],
     ) -> Run:
         """Return what runs the program, if it serves the call.
 
@@ -234,10 +241,7 @@ class Sizes:
             return None
         if (rest, _declarations(request)) in self._static or _is_on_gpu(request):
             return None
-        seen = [sizes] if self._dynamic is False else self._seen.setdefault(rest, [])
-        if sizes not in seen:
-            seen.append(sizes)
-            del seen[1:-_REMEMBERED]  # keep the first
+        seen = self._see(sizes, rest)
         if (known := self._with_other_gradients(request, rest)) is not None:
             return known
         if self._are_enough(rest) or (rest in self._uncompiled and not request.declared):
@@ -275,8 +279,9 @@ class Sizes:
             self._static[general.signature.rest, _declarations(request)] = reason
 
     def note(self, request: Request, outcome: Outcome) -> None:
-        """Learn whether such calls compile at all."""
+        """Learn the sizes of a call, and whether such calls compile at all."""
         rest = _rest(request)
+        self._see(sizes_of(request.leaves), rest)
         if outcome.reason is None:
             self._uncompiled.discard(rest)
         elif not isinstance(outcome.reason, (CacheMiss, TracedElsewhere)):  # these are temporary
@@ -303,6 +308,16 @@ class Sizes:
         self._fixed.clear()
         self._static.clear()
         self._uncompiled.clear()
+
+    def _see(self, sizes: TensorSizes, rest: _Rest) -> list[TensorSizes]:
+        """Remember the sizes of a call, and return those of all such calls."""
+        if self._dynamic is False:
+            return [sizes]
+        seen = self._seen.setdefault(rest, [])
+        if sizes not in seen:
+            seen.append(sizes)
+            del seen[1:-_REMEMBERED]  # keep the first
+        return seen
 
     def _are_enough(self, rest: _Rest) -> bool:
         alike = {(s.varying, s.others) for s in self._programs if s.rest.rest == rest.rest}
@@ -344,7 +359,9 @@ def _declarations(request: Request) -> Hashable:
 def _rest(request: Request) -> _Rest:
     signature = request.signature
     leaves = tuple(
-        (leaf.dtype, leaf.device, len(leaf.shape)) if isinstance(leaf, TensorSpec) else leaf
+        (isinstance(leaf, IntSpec), leaf.dtype, leaf.device, len(leaf.shape))
+        if isinstance(leaf, TensorSpec)
+        else leaf
         for leaf in signature.leaves
     )
     repeated = tuple(request.repeated.items())

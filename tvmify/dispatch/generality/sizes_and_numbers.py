@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from tvmify.artifact import Artifact
 from tvmify.capture import Varying
@@ -49,7 +51,12 @@ class AnySizesAndNumbers:
         return self.sizes.varying
 
     def adapted(
-        self, run: Run, artifact: Artifact, request: Request, eager: Callable[[], Any]
+        self,
+        run: Run,
+        artifact: Artifact,
+        request: Request,
+        eager: Callable[[], Any],
+        written: Sequence[torch.Tensor],
     ) -> NumberCall:
         """Return what runs the program, after comparing its result with eager's.
 
@@ -59,7 +66,20 @@ class AnySizesAndNumbers:
             It does not serve the call, or its result differs from eager's.
         """
         self.sizes.check(artifact, self.numbers.opened(request))
-        return self.numbers.adapted(run, artifact, request, eager)
+        if constants := self._constants(artifact):
+            raise NumberNeeded(constants)
+        return self.numbers.adapted(run, artifact, request, eager, written)
+
+    def _constants(self, artifact: Artifact) -> list[int]:
+        """Return the ints that were symbols when the program was recorded, but became constants."""
+        shapes = artifact.shapes
+        return [
+            place
+            for place in self.numbers.sizes
+            if shapes is not None
+            and self.varying.axes.get(place, (None,))[0] is not None
+            and isinstance(shapes.leaves[place][0], int)
+        ]
 
 
 class SizesAndNumbers:
@@ -84,6 +104,8 @@ class SizesAndNumbers:
         numbers = self._open(request)
         if numbers is None:
             return None
+        if not numbers.signature.places:
+            return request.exact
         self._numbers.learn(numbers.signature)
         return numbers.signature
 
@@ -99,7 +121,7 @@ class SizesAndNumbers:
 
     def _open(self, request: Request) -> AnyNumbers | None:
         # Declared sizes, such as those of calls with caches, get programs of their own.
-        return None if request.declared else self._numbers.general(request)
+        return None if request.declared else self._numbers.general_with_sizes(request)
 
     def _both(self, request: Request, numbers: AnyNumbers) -> AnySizesAndNumbers | None:
         sizes = self._sizes.general(numbers.opened(request))
@@ -111,10 +133,18 @@ class SizesAndNumbers:
         """Leave open fewer numbers, or request another program with the same symbols."""
         numbers, opened = general.numbers, general.numbers.opened(request)
         if isinstance(reason, NumberNeeded):
-            fewer = self._numbers.narrower(request, numbers, reason)
-            return None if fewer is None else self._both(request, fewer)
-        sizes = self._sizes.narrower(opened, general.sizes, reason)
-        return None if sizes is None else replace(general, sizes=sizes)
+            needed = reason.places or numbers.signature.places
+        else:
+            sizes = self._sizes.narrower(opened, general.sizes, reason)
+            if sizes is not None:
+                return replace(general, sizes=sizes)
+            needed = numbers.sizes
+        if not needed:
+            return None
+        self._numbers.fix(request, set(needed) & set(numbers.sizes))
+        self._numbers.need(request, needed)
+        fewer = self._open(request)
+        return None if fewer is None else self._both(request, fewer)
 
     def accept(self, general: AnySizesAndNumbers, outcome: Outcome) -> None:
         """Learn that a program serves all values, and which sizes it serves."""

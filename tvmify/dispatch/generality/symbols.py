@@ -9,6 +9,7 @@ import torch
 
 from tvmify.capture import STATIC, Limits, Varying
 from tvmify.dispatch.request import Request
+from tvmify.signature import SizeArgument
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 #: How many sizes of images get their own programs before their heights and widths become symbols:
@@ -148,13 +149,16 @@ def may_vary(varying: Varying, request: Request) -> bool:
 
 def from_two(known: Symbols, sizes: TensorSizes) -> Symbols:
     """Return the known symbols without those for sizes 0 and 1, which are always constants."""
+    shapes = {leaf: sizes[leaf] or () for leaf in known}
+    # ints have sizes where they are recorded as such
+    named = {leaf: names for leaf, names in known.items() if len(names) == len(shapes[leaf])}
     small = {
         name
-        for leaf, names in known.items()
-        for name, size in zip(names, sizes[leaf] or (), strict=True)
+        for leaf, names in named.items()
+        for name, size in zip(names, shapes[leaf], strict=True)
         if size < 2
     }
-    found = {leaf: tuple(None if n in small else n for n in names) for leaf, names in known.items()}
+    found = {leaf: tuple(None if n in small else n for n in names) for leaf, names in named.items()}
     return {leaf: names for leaf, names in found.items() if any(names)}
 
 
@@ -218,5 +222,6 @@ def _longer_than(length: int, known: Symbols, shapes: Mapping[int, tuple[int, ..
 
 
 def sizes_of(leaves: Sequence[Any]) -> TensorSizes:
-    """Return the sizes of each tensor among the leaves of a call."""
+    """Return the sizes of each tensor among the leaves of a call, and of what replaces ints."""
+    leaves = [x.carrier(x.value) if isinstance(x, SizeArgument) else x for x in leaves]
     return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
