@@ -140,7 +140,7 @@ class DynamoGraph:
             and _read_as_float(graph, places[i])
         ]
         for i in floats:
-            values[i] = float(inputs[i])
+            values[i] = 0.0  # any number
         tensors = [
             i for i, x in enumerate(values) if isinstance(x, torch.Tensor) and i not in weights
         ]

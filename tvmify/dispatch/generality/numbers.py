@@ -148,7 +148,7 @@ class Numbers:
             return None
         kinds = _kinds(leaves)
         maybe = self._needed.get(kinds, frozenset()) - self._constant.get(kinds, frozenset())
-        sizes = tuple(i for i in sorted(maybe) if type(leaves[i]) is int and leaves[i] >= 0)
+        sizes = tuple(i for i in sorted(maybe) if _may_be_size(leaves[i]))
         signature = self._open(leaves, args, kwargs)
         if signature is None and sizes and exact is not None:
             signature = NumbersOpen((), (), exact)
@@ -262,6 +262,10 @@ def _is_number(leaf: Any) -> bool:
     if type(leaf) is float:
         return abs(leaf) <= LARGEST_FLOAT or not math.isfinite(leaf)
     return type(leaf) is int and abs(leaf) <= LARGEST_INT
+
+
+def _may_be_size(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= LARGEST_INT
 
 
 def _as_tensor(number: float) -> torch.Tensor:
