@@ -145,3 +145,4 @@ def test_steps_of_decoding_write_to_buffers(backend: bool) -> None:
             start += length
     if not backend:
         assert fast.cache_info().builds == 2  # the prompt, and any step
+        assert "computed by PyTorch" not in str(fast.explain())

@@ -8,6 +8,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+_SLICE = torch.ops.aten.slice_scatter.default
+_WRITING = (torch.ops.aten.index_put.default, torch.ops.aten.select_scatter.default, _SLICE)
+
 
 def writes_in_place(
     written: Collection[fx.Node], returned: Collection[fx.Node]
@@ -29,7 +32,7 @@ def writes_in_place(
 
 
 def _reads_alone(node: fx.Node) -> bool:
-    if node.target is not torch.ops.aten.index_put.default:
+    if node.target not in _WRITING or _has_gaps(node):
         return False
     source = node.args[0]
     return (
@@ -38,3 +41,8 @@ def _reads_alone(node: fx.Node) -> bool:
         and set(source.users) == {node}
         and sum(leaf is source for leaf in pytree.tree_leaves(node.args)) == 1
     )
+
+
+def _has_gaps(node: fx.Node) -> bool:
+    step = node.args[5] if len(node.args) > 5 else node.kwargs.get("step", 1)
+    return node.target is _SLICE and step != 1

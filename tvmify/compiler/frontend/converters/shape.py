@@ -208,24 +208,33 @@ def _symbolic_slice(
 ) -> relax.Expr:
     """Return a slice with a symbolic size, or of a tensor with one."""
     step = 1 if step is None else step
-    first = 0 if start is None else start
     size = number_or_expression(x.ty.shape.values[axis])
     if step == 1 and same(size, out[axis]):  # the whole axis
         return x
-    is_from_end = is_static(first) and first < 0
-    # According to the ranges, the start must not depend on which is larger.
-    if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
-        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {first}")
+    first = first_of_slice(size, start)
 
     def sliced(x: te.Tensor, first: Any) -> te.Tensor:
-        begin = x.shape[axis] + first if is_from_end else first
-
         def element(*i: Any) -> Any:
-            return x(*i[:axis], i[axis] * step + begin, *i[axis + 1 :])
+            return x(*i[:axis], i[axis] * step + first, *i[axis + 1 :])
 
         return te.compute(out, element, name="slice")
 
     return importer.emit_te(sliced, x, first)
+
+
+def first_of_slice(size: Any, start: Any) -> Any:
+    """Return where a slice of an axis begins, of which one of the two is an expression.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It depends on which of the two is larger.
+    """
+    first = 0 if start is None else start
+    is_from_end = is_static(first) and first < 0
+    if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
+        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {first}")
+    return size + first if is_from_end else first
 
 
 def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
