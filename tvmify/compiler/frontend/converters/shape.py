@@ -211,7 +211,7 @@ def _symbolic_slice(
     size = number_or_expression(x.ty.shape.values[axis])
     if step == 1 and same(size, out[axis]):  # the whole axis
         return x
-    first = first_of_slice(size, start)
+    first = first_of_slice(size, 0 if start is None else start)
 
     def sliced(x: te.Tensor, first: Any) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -230,11 +230,10 @@ def first_of_slice(size: Any, start: Any) -> Any:
     UnsupportedOperator
         It depends on which of the two is larger.
     """
-    first = 0 if start is None else start
-    is_from_end = is_static(first) and first < 0
-    if bounds(size)[0] < -first if is_from_end else bounds(first)[0] < 0:
-        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {first}")
-    return size + first if is_from_end else first
+    is_from_end = is_static(start) and start < 0
+    if bounds(size)[0] < -start if is_from_end else bounds(start)[0] < 0:
+        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {start}")
+    return size + start if is_from_end else start
 
 
 def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
