@@ -15,6 +15,7 @@ from tvmify.compiler.frontend.converters import (  # noqa: F401  (importing them
     recurrent,
     reduction,
     shape,
+    slices,
 )
 from tvmify.compiler.frontend.converters.registry import COMPLEX_CONVERTERS, CONVERTERS
 

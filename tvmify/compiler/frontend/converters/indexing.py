@@ -17,13 +17,11 @@ from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
-from tvmify.compiler.frontend.converters.shape import first_of_slice
 from tvmify.compiler.sizes import (
     Size,
     bounds,
     is_one,
     is_static,
-    number_or_expression,
     product,
     same,
     same_shape,
@@ -307,55 +305,6 @@ def _write_rows(
     dtypes = dtype_of(x), dtype_of(at)
     function = loops.write_rows(shape, axis, count, dtypes, in_place=in_place)
     return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=in_place)
-
-
-@converts("select_scatter.default", "slice_scatter.default", with_complex=True)
-def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
-    source, values = node.args[:2]
-    shape, dtype = importer.shape(source), node.meta["val"].dtype
-    axis = int(importer.argument(node, 2, "dim", 0)) % len(shape)
-    x, part = importer.tensor(source), importer.tensor(values, dtype)
-    if "select" in str(node.target):
-        start = int(importer.argument(node, 3, "index")) % shape[axis]
-        step = 1
-        part = importer.emit(relax.op.expand_dims(part, axis))
-    else:
-        start, step = importer.argument(node, 3, "start"), importer.argument(node, 5, "step", 1)
-        start = 0 if start is None else start
-        if is_static(shape[axis], start):
-            start = slice(start, None, step).indices(shape[axis])[0]
-        else:
-            start = first_of_slice(shape[axis], start)
-    if node in importer.in_place:
-        return _write_slice(importer, x, part, axis, start)
-
-    def slice_written(old: te.Tensor, new: te.Tensor, start: Any) -> te.Tensor:
-        def element(*i: Any) -> Any:
-            offset = i[axis] - start
-            place = tirx.floordiv(offset, step)
-            inside = tirx.all(
-                offset >= 0, place < new.shape[axis], tirx.floormod(offset, step) == 0
-            )
-            return tirx.if_then_else(inside, new(*i[:axis], place, *i[axis + 1 :]), old(*i))
-
-        return te.compute(old.shape, element, name="scatter_slice")
-
-    return importer.emit_te(slice_written, x, part, start)
-
-
-def _write_slice(
-    importer: Importer, x: relax.Expr, part: relax.Expr, axis: int, start: Any
-) -> relax.Expr:
-    """Write rows in the caller's memory."""
-    shape, written = ([*map(number_or_expression, y.ty.shape.values)] for y in (x, part))
-    count = written[axis]
-
-    def rows(start: Any) -> te.Tensor:
-        return te.compute((count,), lambda i: (start + i).astype("int64"), name="rows")
-
-    at = importer.emit_te(rows, start)
-    function = loops.write_rows(shape, axis, count, (dtype_of(x), "int64"), in_place=True)
-    return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=True)
 
 
 def _write(

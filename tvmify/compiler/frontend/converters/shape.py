@@ -16,7 +16,6 @@ from tvmify.compiler.sizes import (
     bounds,
     ceil_div,
     is_static,
-    number_or_expression,
     same,
     same_shape,
 )
@@ -180,97 +179,6 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
         return te.compute(out, element, name="pad")
 
     return importer.emit_te(padded, importer.tensor(node.args[0]), before)
-
-
-@converts("select.int", "slice.Tensor", with_complex=True)
-def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
-    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
-    axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
-    if str(node.target).endswith("select.int"):
-        first = importer.argument(node, 2, "index")
-        if not is_static(shape[axis], first):
-            return _symbolic_select(importer, node, axis, first)
-        first = int(first) % shape[axis]
-        part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
-        return relax.op.squeeze(part, [axis])
-    bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
-    start, end, step = bounds
-    if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
-        return _symbolic_slice(importer, x, axis, start, step, importer.held_shape(node))
-    start, end, step = slice(start, end, step).indices(shape[axis])
-    if (start, end, step) == (0, shape[axis], 1):
-        return x
-    return relax.op.strided_slice(x, [axis], [start], [max(end, start)], [step])
-
-
-def _symbolic_slice(
-    importer: Importer, x: relax.Expr, axis: int, start: Any, step: Any, out: list[Any]
-) -> relax.Expr:
-    """Return a slice with a symbolic size, or of a tensor with one."""
-    step = 1 if step is None else step
-    size = number_or_expression(x.ty.shape.values[axis])
-    if step == 1 and same(size, out[axis]):  # the whole axis
-        return x
-    first = first_of_slice(size, 0 if start is None else start)
-
-    def sliced(x: te.Tensor, first: Any) -> te.Tensor:
-        def element(*i: Any) -> Any:
-            return x(*i[:axis], i[axis] * step + first, *i[axis + 1 :])
-
-        return te.compute(out, element, name="slice")
-
-    return importer.emit_te(sliced, x, first)
-
-
-def first_of_slice(size: Any, start: Any) -> Any:
-    """Return where a slice of an axis begins, of which one of the two is an expression.
-
-    Raises
-    ------
-    UnsupportedOperator
-        It depends on which of the two is larger.
-    """
-    is_from_end = is_static(start) and start < 0
-    if bounds(size)[0] < -start if is_from_end else bounds(start)[0] < 0:
-        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {start}")
-    return size + start if is_from_end else start
-
-
-def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
-    size = importer.shape(node.args[0])[axis]
-    if not is_static(index) or bounds(size)[0] < (index + 1 if index >= 0 else -index):
-        raise UnsupportedOperator(
-            [str(node.target)], f"its index {index} may be out of range for the size {size}"
-        )
-
-    def selected(x: te.Tensor) -> te.Tensor:
-        place = index if index >= 0 else x.shape[axis] + index
-
-        def element(*i: Any) -> Any:
-            return x(*i[:axis], place, *i[axis:])
-
-        return te.compute([*x.shape[:axis], *x.shape[axis + 1 :]], element, name="select")
-
-    return importer.emit_te(selected, importer.tensor(node.args[0]))
-
-
-@converts(
-    "split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default", with_complex=True
-)
-def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
-    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
-    unbind = "unbind" in str(node.target)
-    axis = int(importer.argument(node, 1 if unbind else 2, "dim", 0)) % len(shape)
-    parts, start = [], 0
-    for value in node.meta["val"]:
-        size = 1 if unbind else importer.sizes(value)[axis]
-        if is_static(shape[axis], start, size):
-            part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
-        else:
-            part = _symbolic_slice(importer, x, axis, start, 1, importer.held_sizes(value))
-        parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
-        start += size
-    return tuple(parts)
 
 
 @converts("copy.default", with_complex=True)

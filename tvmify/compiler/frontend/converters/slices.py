@@ -1,0 +1,156 @@
+"""Reading and writing slices of an axis, and splitting it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from tvm import relax, te, tirx
+
+from tvmify.compiler.frontend.converters import loops
+from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
+from tvmify.compiler.sizes import bounds, is_static, number_or_expression, same
+from tvmify.errors import UnsupportedOperator
+
+if TYPE_CHECKING:
+    from tvmify.compiler.frontend.importer import Importer
+
+
+@converts("select.int", "slice.Tensor", with_complex=True)
+def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
+    axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
+    if str(node.target).endswith("select.int"):
+        first = importer.argument(node, 2, "index")
+        if not is_static(shape[axis], first):
+            return _symbolic_select(importer, node, axis, first)
+        first = int(first) % shape[axis]
+        part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
+        return relax.op.squeeze(part, [axis])
+    bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
+    start, end, step = bounds
+    if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
+        return _symbolic_slice(importer, x, axis, start, step, importer.held_shape(node))
+    start, end, step = slice(start, end, step).indices(shape[axis])
+    if (start, end, step) == (0, shape[axis], 1):
+        return x
+    return relax.op.strided_slice(x, [axis], [start], [max(end, start)], [step])
+
+
+@converts(
+    "split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default", with_complex=True
+)
+def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
+    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
+    unbind = "unbind" in str(node.target)
+    axis = int(importer.argument(node, 1 if unbind else 2, "dim", 0)) % len(shape)
+    parts, start = [], 0
+    for value in node.meta["val"]:
+        size = 1 if unbind else importer.sizes(value)[axis]
+        if is_static(shape[axis], start, size):
+            part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
+        else:
+            part = _symbolic_slice(importer, x, axis, start, 1, importer.held_sizes(value))
+        parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
+        start += size
+    return tuple(parts)
+
+
+@converts("select_scatter.default", "slice_scatter.default", with_complex=True)
+def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
+    source, values = node.args[:2]
+    shape, dtype = importer.shape(source), node.meta["val"].dtype
+    axis = int(importer.argument(node, 2, "dim", 0)) % len(shape)
+    x, part = importer.tensor(source), importer.tensor(values, dtype)
+    if "select" in str(node.target):
+        start = int(importer.argument(node, 3, "index")) % shape[axis]
+        step = 1
+        part = importer.emit(relax.op.expand_dims(part, axis))
+    else:
+        start, step = importer.argument(node, 3, "start"), importer.argument(node, 5, "step", 1)
+        start = 0 if start is None else start
+        if is_static(shape[axis], start):
+            start = slice(start, None, step).indices(shape[axis])[0]
+        else:
+            start = _first_of_slice(shape[axis], start)
+    if node in importer.in_place:
+        return _write_slice(importer, x, part, axis, start)
+
+    def slice_written(old: te.Tensor, new: te.Tensor, start: Any) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            offset = i[axis] - start
+            place = tirx.floordiv(offset, step)
+            inside = tirx.all(
+                offset >= 0, place < new.shape[axis], tirx.floormod(offset, step) == 0
+            )
+            return tirx.if_then_else(inside, new(*i[:axis], place, *i[axis + 1 :]), old(*i))
+
+        return te.compute(old.shape, element, name="scatter_slice")
+
+    return importer.emit_te(slice_written, x, part, start)
+
+
+def _write_slice(
+    importer: Importer, x: relax.Expr, part: relax.Expr, axis: int, start: Any
+) -> relax.Expr:
+    """Write rows in the caller's memory."""
+    shape, written = ([*map(number_or_expression, y.ty.shape.values)] for y in (x, part))
+    count = written[axis]
+
+    def rows(start: Any) -> te.Tensor:
+        return te.compute((count,), lambda i: (start + i).astype("int64"), name="rows")
+
+    at = importer.emit_te(rows, start)
+    function = loops.write_rows(shape, axis, count, (dtype_of(x), "int64"), in_place=True)
+    return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=True)
+
+
+def _symbolic_slice(
+    importer: Importer, x: relax.Expr, axis: int, start: Any, step: Any, out: list[Any]
+) -> relax.Expr:
+    """Return a slice with a symbolic size, or of a tensor with one."""
+    step = 1 if step is None else step
+    size = number_or_expression(x.ty.shape.values[axis])
+    if step == 1 and same(size, out[axis]):  # the whole axis
+        return x
+    first = _first_of_slice(size, 0 if start is None else start)
+
+    def sliced(x: te.Tensor, first: Any) -> te.Tensor:
+        def element(*i: Any) -> Any:
+            return x(*i[:axis], i[axis] * step + first, *i[axis + 1 :])
+
+        return te.compute(out, element, name="slice")
+
+    return importer.emit_te(sliced, x, first)
+
+
+def _first_of_slice(size: Any, start: Any) -> Any:
+    """Return where a slice of an axis begins, of which one of the two is an expression.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It depends on which of the two is larger.
+    """
+    is_from_end = is_static(start) and start < 0
+    if bounds(size)[0] < -start if is_from_end else bounds(start)[0] < 0:
+        raise UnsupportedOperator(["aten.slice.Tensor"], f"the slice starts at {start}")
+    return size + start if is_from_end else start
+
+
+def _symbolic_select(importer: Importer, node: fx.Node, axis: int, index: Any) -> relax.Expr:
+    size = importer.shape(node.args[0])[axis]
+    if not is_static(index) or bounds(size)[0] < (index + 1 if index >= 0 else -index):
+        raise UnsupportedOperator(
+            [str(node.target)], f"its index {index} may be out of range for the size {size}"
+        )
+
+    def selected(x: te.Tensor) -> te.Tensor:
+        place = index if index >= 0 else x.shape[axis] + index
+
+        def element(*i: Any) -> Any:
+            return x(*i[:axis], place, *i[axis:])
+
+        return te.compute([*x.shape[:axis], *x.shape[axis + 1 :]], element, name="select")
+
+    return importer.emit_te(selected, importer.tensor(node.args[0]))
