@@ -7,7 +7,7 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -130,6 +130,35 @@ def test_structure_change_is_detected_without_refresh(
     change(fast)
     assert_same(fast)
     assert fast.cache_info().builds == 2
+
+
+class Signed(nn.Module):
+    """Shows the sign of a zero in an attribute, and of one in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 0.0
+        self.scales = [0.0]
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return 1 / (x * self.scale), 1 / (x * self.scales[0])
+
+
+def test_the_sign_of_a_zero_is_a_change() -> None:
+    fast, x = cast("Any", decorate(Signed().eval(), cache=False)), torch.ones(64)
+    for scale, item in ((0.0, 0.0), (-0.0, 0.0), (-0.0, -0.0), (0.0, 0.0)):
+        fast.scale, fast.scales = scale, [item]
+        for result, zero in zip(fast(x), (scale, item), strict=True):
+            assert torch.equal(result, 1 / (x * zero))
+    assert fast.cache_info().builds == 3
+
+
+def test_a_nan_is_equal_to_itself() -> None:
+    fast, x = cast("Any", decorate(Signed().eval(), cache=False)), torch.ones(64)
+    for _ in range(3):
+        fast.scale = float("nan")
+        assert fast(x)[0].isnan().all()
+    assert fast.cache_info().builds == 1
 
 
 def test_edit_in_place_needs_refresh(pair: tuple[Any, Scaled]) -> None:

@@ -19,6 +19,7 @@ from tvmify.runtime.settings import settings_in
         ({"a": [1, 2], "b": ()}, {"a": [1, 2], "b": ()}),
         ({1, 2}, {2, 1}),
         (([1],), ([1],)),
+        ([float("nan")], [float("nan")]),
     ],
 )
 def test_equal_settings(one: Any, other: Any) -> None:
@@ -33,6 +34,9 @@ def test_equal_settings(one: Any, other: Any) -> None:
         (["a"], ["b"]),
         ([1], [1.0]),
         ([1], [True]),
+        ([0.0], [-0.0]),
+        ({0.0: 1}, {-0.0: 1}),
+        ([complex(1, 0)], [complex(1, -0.0)]),
         ([1], (1,)),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}),  # forward may iterate
         ({"a": [1]}, {"a": [2]}),

@@ -1,10 +1,27 @@
-"""Values that are compared by identity, since their contents cannot be compared or need not be."""
+"""What the values of a module's attributes are compared by: their contents, or their identity."""
 
 from __future__ import annotations
 
+import struct
 import weakref
+from collections.abc import Hashable
 
 import torch
+
+#: Types of values that are compared by their contents.
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def contents(value: Hashable) -> Hashable:
+    """Return what is equal for the same plain values only.
+
+    Types tell 1, 1.0 and True apart, and bits 0.0 and -0.0; a NaN equals itself.
+    """
+    if isinstance(value, float):
+        return type(value), struct.pack("d", value)
+    if isinstance(value, complex):
+        return type(value), struct.pack("2d", value.real, value.imag)
+    return type(value), value
 
 
 class ByIdentity:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
+from tvmify.runtime.identity import PLAIN, ByIdentity, ByWeakIdentity, contents
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _DICTS = (dict, OrderedDict, defaultdict)
 _SETS = (set, frozenset)
 _COLLECTIONS = (list, tuple, *_DICTS, *_SETS)
@@ -57,13 +56,12 @@ def _value_of(value: Any, collections: list[Any]) -> Hashable:
     if isinstance(value, torch.Tensor):
         return ByWeakIdentity(value)
     if kind not in _COLLECTIONS:
-        return (kind, value) if kind in PLAIN else ByIdentity(value)
+        return contents(value) if kind in PLAIN else ByIdentity(value)
     if kind not in (tuple, frozenset):
         collections.append(value)
     # A list that contains itself exceeds the limit, too.
     if len(value) > _MOST_ITEMS or len(collections) > _MOST_ITEMS:
         raise _NoSettingsError
-    # Types tell 1, 1.0 and True apart.
     if kind in _SETS:
         return kind, frozenset(map(_key, tuple(value)))
     if kind in _DICTS:
@@ -78,4 +76,4 @@ def _key(key: Any) -> Hashable:
         return kind, tuple(map(_key, key))
     if kind not in PLAIN:
         raise _NoSettingsError
-    return kind, key
+    return contents(key)

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy as is_uninitialized
 
-from tvmify.runtime.identity import ByIdentity, ByWeakIdentity
+from tvmify.runtime.identity import PLAIN, ByIdentity, ByWeakIdentity, contents
 from tvmify.runtime.native import Guard
-from tvmify.runtime.settings import PLAIN, settings_in
+from tvmify.runtime.settings import settings_in
 from tvmify.runtime.watched import EVERY_MODULE, Watched
 from tvmify.signature import unreadable_kind
 from tvmify.torch_compat.parts import Part, follows_parameters, parts, slots, trains
@@ -213,7 +213,7 @@ class _Watching:
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
             comparable = comparable, alias if part.is_named else ByIdentity(value)
             if part.attribute(name) in self._read and value.numel() == 1:
-                comparable = comparable, value.item()
+                comparable = comparable, contents(value.item())
         elif (settings := settings_in(value)) is not None:
             comparable = settings.value
             for collection in settings.collections:
@@ -292,10 +292,9 @@ def _memory_of(tensor: torch.Tensor) -> Hashable:
 
 
 def _comparable(value: Any) -> Hashable:
-    # Immutable values compare by value, so that assigning an equal one does not cause a capture;
-    # their types tell 1, 1.0 and True apart.
+    # Immutable values compare by value, so that assigning an equal one does not cause a capture.
     if isinstance(value, PLAIN) and _is_hashable(value):
-        return type(value), value
+        return contents(value)
     if isinstance(value, torch.Tensor):
         # A subclass may override any of these, and a nested tensor has no shape.
         if type(value) not in (torch.Tensor, nn.Parameter) or value.is_nested:
