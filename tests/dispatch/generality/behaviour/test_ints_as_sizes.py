@@ -146,3 +146,26 @@ def test_steps_of_decoding_write_to_buffers(backend: bool) -> None:
     if not backend:
         assert fast.cache_info().builds == 2  # the prompt, and any step
         assert "computed by PyTorch" not in str(fast.explain())
+
+
+def test_long_prompts_are_summed_by_one_program() -> None:
+    class Prefix(nn.Module):
+        rows: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(2, 512, 8))
+
+        def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
+            end = start + x.shape[1]
+            self.rows[: x.shape[0], start:end] = x
+            return self.rows[:, :end].sum(1)
+
+    module = Prefix().eval()
+    fast: Any = tvmify.tvmify(copy.deepcopy(module), cache=False, strict=True)
+    with torch.inference_mode():
+        for start in (3, 4, 100, 101, 300, 301, 480):  # more rows are summed in blocks
+            x = torch.randn(2, 1, 8)
+            torch.testing.assert_close(fast(x, start), module(x, start))
+    torch.testing.assert_close(fast.rows, module.rows, rtol=0, atol=0)
+    assert fast.cache_info().builds == 4  # the first value, and a program for each class

@@ -39,7 +39,7 @@ def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimF
     if not _reads_each_once(second, place) or not _is_elementwise(first):
         return None
     renamed = _with_symbols_of(first, second, place)
-    if renamed is None:
+    if renamed is None or _hides_symbols(first, renamed, place):
         return None
     builder = relax.BlockBuilder()
     functions = [builder.add_func(f, name) for f, name in ((first, "first"), (renamed, "second"))]
@@ -78,6 +78,14 @@ def _with_symbols_of(
     if not all(isinstance(size, tirx.Var) for size in symbols.values()):
         return None
     return tvm_ffi.structural_map(second, [(tirx.Var, lambda v: symbols.get(v, v))])
+
+
+def _hides_symbols(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> bool:
+    """Whether only the tensor between two functions shows a size, as the result of a slice may."""
+    others = [p for i, p in enumerate(second.params) if i != place]
+    shown = {size for p in (*first.params[:-1], *others) for size in p.ty.shape}
+    between = (*first.params[-1].ty.shape, *second.params[place].ty.shape)
+    return any(isinstance(size, tirx.Var) and size not in shown for size in between)
 
 
 def _type(parameter: tirx.Var) -> relax.TensorType:
