@@ -13,7 +13,11 @@ from torch import nn
 from tests.dispatch.generality.nets import Encoder, Linear, Pair, Slices, check, compiled, drawn
 from tvmify import TvmifyWarning
 from tvmify import tvmify as decorate
+from tvmify.artifact import Artifact
 from tvmify.capture import exporting
+from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.work import Work
+from tvmify.errors import BuildError
 
 #: Around the edges of tiles of eight rows, and one beyond the largest class.
 LENGTHS = (2, 7, 8, 9, 15, 16, 17, 31, 33, 65)
@@ -101,6 +105,25 @@ def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
     check(later, module, drawn(80, 8))  # under the first key there is the program of 64 rows
     assert later.cache_info().builds == 0
     assert "tuned for 128" in str(later.explain())
+
+
+def test_class_that_cannot_be_built_is_served_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, failures = Work.build, []
+
+    def fail(work: Work, stages: Stages) -> Artifact:
+        if 128 in work.request.varying.hints.values():
+            failures.append(work.key)
+            raise BuildError("no rule schedules it", "Report it.")
+        return build(work, stages)
+
+    monkeypatch.setattr(Work, "build", fail)
+    module = Linear()
+    fast = compiled(module)
+    for rows in (3, 5, 100, 101, 300, 6):
+        check(fast, module, drawn(rows, 8))
+    info = fast.cache_info()
+    assert (info.builds, info.eager, len(failures)) == (2, 0, 1)
+    assert "float32[s0, 8]" in str(fast.explain())
 
 
 def test_each_kind_of_call_may_have_symbolic_programs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,13 @@ from tvmify.dispatch.generality.symbols import (
 )
 from tvmify.dispatch.outcome import Outcome, Run
 from tvmify.dispatch.request import Request
-from tvmify.errors import CacheMiss, NotCompiled, TracedElsewhere
+from tvmify.errors import (
+    BuildError,
+    CacheMiss,
+    NotCompiled,
+    TracedElsewhere,
+    UnsupportedOperator,
+)
 from tvmify.runtime import ShapeGuard
 from tvmify.signature import Args, IntSpec, Kwargs, TensorSpec
 
@@ -98,11 +104,14 @@ class AnySizes:
         The signature that all such calls share.
     args, kwargs
         The arguments of the call: the program is recorded with its sizes.
+    of_any_class
+        Whether it may be tuned for another class of sizes.
     """
 
     signature: SizesOpen
     args: Args
     kwargs: Kwargs
+    of_any_class: bool = False
 
     @property
     def varying(self) -> Varying:
@@ -142,6 +151,8 @@ class AnySizes:
                 f"the symbolic program does not serve this call: {why}",
                 "Nothing to do: another one does.",
             )
+        if self.of_any_class:
+            return
         assert shapes is not None
         fixed = numbers(self.varying, shapes)
         if not fixed.isdisjoint(self.varying.hints) and not is_tuned(
@@ -208,6 +219,8 @@ class Sizes:
         self._programs: dict[SizesOpen, ShapeGuard] = {}
         # The symbols that are constants in programs of such calls.
         self._fixed: dict[SizesOpen, frozenset[str]] = {}
+        # Recordings that cannot be built for each class of sizes.
+        self._untuned: set[SizesOpen] = set()
         # Calls that are compiled for one shape each, and why.
         self._static: dict[tuple[Hashable, Hashable], NotCompiled] = {}
         # Calls that did not compile for their own sizes, so they would not with symbols, either.
@@ -255,8 +268,12 @@ class Sizes:
         return self._any(request, rest, varying) if varying.axes else None
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
-        """Request another program with the same symbols, recorded with the sizes of this call."""
+        """Request another program with the same symbols, recorded with the sizes of this call, or
+        the one of another class, if that of this class cannot be built.
+        """
         rest, varying = general.signature.rest, general.varying
+        if isinstance(reason, (BuildError, UnsupportedOperator)):
+            return self._of_another_class(request, general.signature)
         if isinstance(reason, OtherClass):
             self._fixed[general.signature.recorded()] = reason.fixed
             return self._any(request, rest, varying)
@@ -306,6 +323,7 @@ class Sizes:
         self._seen.clear()
         self._programs.clear()
         self._fixed.clear()
+        self._untuned.clear()
         self._static.clear()
         self._uncompiled.clear()
 
@@ -335,7 +353,17 @@ class Sizes:
         if not may_vary(signature.varying, request) or not guard.serves(request.leaves):
             return False
         wanted = tuned(signature.varying, sizes_of(request.leaves), self._fixed_in(signature))
-        return is_tuned(guard.shapes, wanted)
+        return is_tuned(guard.shapes, wanted) or signature.recorded() in self._untuned
+
+    def _of_another_class(self, request: Request, failed: SizesOpen) -> AnySizes | None:
+        """Request a program of the same recording that exists, and learn that it is to serve all
+        classes.
+        """
+        for made, guard in self._programs.items():
+            if made.recorded() == failed.recorded() and guard.serves(request.leaves):
+                self._untuned.add(made.recorded())
+                return AnySizes(made, request.args, request.kwargs, of_any_class=True)
+        return None
 
     def _fixed_in(self, signature: SizesOpen) -> frozenset[str]:
         return self._fixed.get(signature.recorded(), frozenset())
