@@ -52,6 +52,70 @@ def elsewhere(rows: Tensor, at: Tensor, new: Tensor) -> Any:
     return rows.index_copy(1, at, new)
 
 
+def slices(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 1:4] = new
+    return rows.sum(1)
+
+
+def slices_of_slices(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:1, -3:][:, :, 2:5] = new[:1, :, :3]
+    return rows * 2
+
+
+def indices(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[1, -2] = new[0, 0]
+    return rows + 1
+
+
+def slices_of_one_axis(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 1:5][:, 1:4] = new
+    return rows + 1
+
+
+def numbers(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 1:3, :4] = 7
+    return new + rows.sum()
+
+
+def broadcast(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 2:5] = new[0, :1].double()
+    return new + rows.sum()
+
+
+def several(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 1:4] = new
+    rows[:, at] = new * 2
+    rows[0, :3, ::1] = new[1]
+    return rows + 1
+
+
+def whole(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:] = new.sum()
+    return rows + 1
+
+
+def read_between(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 1:4] = new
+    total = rows.sum(1)
+    rows[:, :3] = new
+    return total
+
+
+def gaps(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, :5:2] = new
+    return rows + 1
+
+
+def part_of_itself(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:, 1:4] = rows[:, :3] + new
+    return rows + 1
+
+
+def added(rows: Tensor, at: Tensor, new: Tensor) -> Any:
+    rows[:1, 1:4] += new[:1]
+    return rows + 1
+
+
 class Net(nn.Module):
     def __init__(self, forward: Forward) -> None:
         super().__init__()
@@ -72,8 +136,20 @@ def arguments(length: int = 6, at: tuple[int, ...] = (4, 1, 4)) -> tuple[Tensor,
         (copied, 1),
         (assigned, 1),
         (and_a_copy, 1),
+        (slices, 1),
+        (slices_of_slices, 1),
+        (indices, 1),
+        (slices_of_one_axis, 1),
+        (numbers, 1),
+        (broadcast, 1),
+        (several, 3),
+        (whole, 0),  # the tensor is replaced
         (read_before, 0),
+        (read_between, 0),
+        (gaps, 0),
         (depends_on_itself, 0),
+        (part_of_itself, 0),
+        (added, 0),
         (elsewhere, 0),
     ],
 )

@@ -29,6 +29,7 @@ from tvmify.compiler.frontend.refusals import (
     refuse_writes_to_lists,
 )
 from tvmify.compiler.frontend.sharing import Sharing, sharing
+from tvmify.compiler.frontend.writes import drop_whole_slices
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors
 
@@ -57,6 +58,8 @@ WHOLE = (
     aten.rnn_relu.input,
     aten.rnn_tanh.input,
     aten.scaled_dot_product_attention.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
     aten.mish.default,
     aten.silu.default,
     aten.unfold_backward.default,
@@ -209,6 +212,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     refuse_errors(program)
     shared, names, recorded = sharing(program), symbol_names(program), program
     program = _in_core_aten(keep_checks(program, shared))
+    drop_whole_slices(program.graph)
     fold_constants(program)
     recognize_attention(program)
     if symbol_names(program) != names:  # some turned out to be equal, or constants

@@ -132,3 +132,28 @@ def write_rows(
                 place = [*at[:axis], index[at[axis]], *at[axis + 1 :]]
                 T.buffer_store(result, values[tuple(at)], place)
     return builder.get()  # type: ignore[return-value]
+
+
+def write_region(shape: Sequence[Size], written: Sequence[Size], dtype: str) -> tirx.PrimFunc:
+    """Write values to a part of a tensor, in its own memory.
+
+    The function takes the tensor, where the part begins along each axis (int64), and the values.
+
+    Parameters
+    ----------
+    shape
+        The shape of the tensor.
+    written
+        That of the values.
+    """
+    variables = Variables()
+    shape, written = variables.of(shape), variables.of(written)
+    with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
+        T.func_attr(OPAQUE)
+        result = argument("result", shape, dtype)
+        starts = argument("starts", (len(shape),), "int64")
+        values = argument("values", written, dtype)
+        with anchor("scatter", [starts, values], result), T.grid(*written) as at:
+            place = [starts[axis] + i for axis, i in enumerate(at)]
+            T.buffer_store(result, values[tuple(at)], place)
+    return builder.get()  # type: ignore[return-value]

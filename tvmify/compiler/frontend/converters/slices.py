@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.frontend.converters import loops
 from tvmify.compiler.frontend.converters.registry import call_loop, converts, dtype_of
+from tvmify.compiler.frontend.writes import region_of
 from tvmify.compiler.sizes import bounds, is_static, number_or_expression, same
 from tvmify.errors import UnsupportedOperator
 
@@ -58,23 +60,18 @@ def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
 
 @converts("select_scatter.default", "slice_scatter.default", with_complex=True)
 def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
+    if node in importer.in_place:
+        return _write_region(importer, node)
     source, values = node.args[:2]
     shape, dtype = importer.shape(source), node.meta["val"].dtype
     axis = int(importer.argument(node, 2, "dim", 0)) % len(shape)
     x, part = importer.tensor(source), importer.tensor(values, dtype)
-    if "select" in str(node.target):
-        start = int(importer.argument(node, 3, "index")) % shape[axis]
-        step = 1
+    is_index = "select" in str(node.target)
+    start = importer.argument(node, 3, "index" if is_index else "start")
+    step = importer.argument(node, 5, "step", 1)
+    if is_index:
         part = importer.emit(relax.op.expand_dims(part, axis))
-    else:
-        start, step = importer.argument(node, 3, "start"), importer.argument(node, 5, "step", 1)
-        start = 0 if start is None else start
-        if is_static(shape[axis], start):
-            start = slice(start, None, step).indices(shape[axis])[0]
-        else:
-            start = _first_of_slice(shape[axis], start)
-    if node in importer.in_place:
-        return _write_slice(importer, x, part, axis, start)
+    start = _place(shape[axis], start, is_index=is_index)
 
     def slice_written(old: te.Tensor, new: te.Tensor, start: Any) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -90,19 +87,50 @@ def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(slice_written, x, part, start)
 
 
-def _write_slice(
-    importer: Importer, x: relax.Expr, part: relax.Expr, axis: int, start: Any
-) -> relax.Expr:
-    """Write rows in the caller's memory."""
-    shape, written = ([*map(number_or_expression, y.ty.shape.values)] for y in (x, part))
-    count = written[axis]
+def _write_region(importer: Importer, node: fx.Node) -> relax.Expr:
+    """Write in the caller's memory."""
+    region = region_of(node)
+    assert region is not None
+    x, part = importer.tensor(node.args[0]), importer.tensor(region.value, node.meta["val"].dtype)
+    shape = [*map(number_or_expression, x.ty.shape.values)]
+    starts: list[Any] = [0] * len(shape)
+    for step in region.steps:
+        size = importer.symbols.size(step.size)
+        starts[step.axis] += _place(size, step.start, is_index=step.is_index)
+    for axis in sorted(step.axis for step in region.steps if step.is_index):
+        part = importer.emit(relax.op.expand_dims(part, axis))
+    written = [*map(number_or_expression, part.ty.shape.values)]
 
-    def rows(start: Any) -> te.Tensor:
-        return te.compute((count,), lambda i: (start + i).astype("int64"), name="rows")
+    if is_static(*starts):
+        at: relax.Expr = relax.const(np.array(starts), "int64")
+    else:
 
-    at = importer.emit_te(rows, start)
-    function = loops.write_rows(shape, axis, count, (dtype_of(x), "int64"), in_place=True)
-    return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=True)
+        def starts_of(*starts: Any) -> te.Tensor:
+            def element(i: Any) -> Any:
+                chosen = starts[-1]
+                for axis, start in enumerate(starts[:-1]):
+                    chosen = tirx.if_then_else(i == axis, start, chosen)
+                return tirx.Cast("int64", chosen)
+
+            return te.compute((len(starts),), element, name="starts")
+
+        at = importer.emit_te(starts_of, *starts)
+    function = loops.write_region(shape, written, dtype_of(x))
+    return call_loop(importer, function, "write_region", [x, at, part], shape, in_place=True)
+
+
+def _place(size: Any, start: Any, *, is_index: bool) -> Any:
+    """Return the number of the first element of an axis that a slice or an index takes.
+
+    Raises
+    ------
+    UnsupportedOperator
+        It depends on which of two sizes is larger.
+    """
+    start = 0 if start is None else start
+    if not is_static(size, start):
+        return _first_of_slice(size, start)
+    return int(start) % size if is_index else slice(start, None).indices(size)[0]
 
 
 def _symbolic_slice(
