@@ -268,8 +268,8 @@ class Sizes:
         return self._any(request, rest, varying) if varying.axes else None
 
     def narrower(self, request: Request, general: AnySizes, reason: NotCompiled) -> AnySizes | None:
-        """Request another program with the same symbols, recorded with the sizes of this call, or
-        the one of another class, if that of this class cannot be built.
+        """Request another program with the same symbols, recorded with the sizes of this call; or
+        that of another class, if this one's cannot be built.
         """
         rest, varying = general.signature.rest, general.varying
         if isinstance(reason, (BuildError, UnsupportedOperator)):
@@ -356,9 +356,7 @@ class Sizes:
         return is_tuned(guard.shapes, wanted) or signature.recorded() in self._untuned
 
     def _of_another_class(self, request: Request, failed: SizesOpen) -> AnySizes | None:
-        """Request a program of the same recording that exists, and learn that it is to serve all
-        classes.
-        """
+        """Request a program of the same recording that exists; from now on, it serves any class."""
         for made, guard in self._programs.items():
             if made.recorded() == failed.recorded() and guard.serves(request.leaves):
                 self._untuned.add(made.recorded())
