@@ -43,6 +43,7 @@ def whole_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
     def whole(loop: tirx.For, _: Any) -> Stmt:
         inside = _accesses(loop.body)
         tile = _Tile({x for x, count in inside.items() if x in own and count == total[x]})
+        tile.measure(loop.body, [])
         overlapping = tile.rewritten(loop.body, [], overlap=True)
         fits = [condition for condition in tile.fits.values() if not sizes.proved(condition)]
         body = overlapping
@@ -84,6 +85,20 @@ class _Tile:
     own: set[tirx.Var]
     tensors: dict[tirx.Var, tirx.Var] = field(default_factory=dict)
     fits: dict[str, Expr] = field(default_factory=dict)
+    #: How far the last tile may reach, by where a tile starts along an axis of a result.
+    ends: dict[str, Expr] = field(default_factory=dict)
+
+    def measure(self, stmt: Stmt, inside: list[tirx.For]) -> None:
+        """Note how long results are. An operand may be longer, if a part of it is read."""
+        if isinstance(stmt, tirx.SeqStmt):
+            for part in stmt.seq:
+                self.measure(part, inside)
+        elif isinstance(stmt, tirx.For):
+            self.measure(stmt.body, [*inside, stmt])
+        elif stmt.block.body.buffer not in self.own:
+            for axis, value in zip(stmt.block.iter_vars, stmt.iter_values, strict=True):
+                start = _at(value, inside, [0] * len(inside))
+                self.ends[str(start)] = axis.dom.extent
 
     def rewritten(self, stmt: Stmt, inside: list[tirx.For], *, overlap: bool) -> Stmt:
         """Return loops and blocks of a tile, with or without the conditions of an incomplete one.
@@ -118,7 +133,7 @@ class _Tile:
             if not sizes.variables_of(start):
                 continue  # all places along this axis are in the tile
             offset, side = _inside(values[number] - start, inside)
-            size, dtype = axis.dom.extent, axis.var.ty
+            size, dtype = self.ends.get(str(start), axis.dom.extent), axis.var.ty
             if overlap and side > 1 and sizes.factor(size) % side:
                 values[number] = tirx.min(start, size - side) + offset
                 self.fits[f"{side} {size}"] = side <= size
