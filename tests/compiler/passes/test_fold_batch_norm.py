@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tvm import relax
 from tests.compiler.programs import as_module, check, compiled, executed, target
 from tests.models import trained
 from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify as decorate
 from tvmify.compiler import pipeline
 from tvmify.compiler.frontend.decompositions import decompose
 from tvmify.compiler.frontend.importer import import_program
@@ -170,3 +172,33 @@ def test_specials_stay_where_they_are():
     x = torch.randn(LINE)
     x[0, 3, 4], x[1, 0, 7], x[1, 2, 15] = float("nan"), float("inf"), float("-inf")
     check(module, x)
+
+
+class Positions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+        self.table = nn.Embedding(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.table(torch.arange(x.shape[1]))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_part_of_a_table_as_long_as_the_input_is_no_bias(scaled: bool):
+    module = nn.Sequential(Positions(), Scale() if scaled else nn.Identity()).eval()
+    fast: Any = decorate(module, cache=False, compare=False, strict=True)
+    with torch.inference_mode():
+        for length in (9, 12, 16, 20):
+            x = torch.randn(1, length, 8)
+            torch.testing.assert_close(fast(x), module(x))
+    assert fast.cache_info().builds == 2  # the first length alone, and any
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factors", torch.rand(1, 64, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factors[:, : x.shape[1]]

@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.ir import PrimType
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler import sizes
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, values_and_readers
@@ -110,6 +111,8 @@ class FoldBatchNorm(PyExprMutator):
             return all(self._is_weight(variable) for variable in relax.analysis.free_vars(x))
         if isinstance(x.ty, PrimType):
             return False  # a size of the call
+        if isinstance(x.ty, relax.TensorType) and not sizes.is_static(*x.ty.shape.values):
+            return False  # a part of a weight that is as long as an argument
         if x not in self.known:
             value = self.values[x] if x in self.values else self.lookup_binding(x)
             self.known[x] = self._is_weight(value)
