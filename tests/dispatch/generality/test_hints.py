@@ -46,3 +46,9 @@ def test_images_have_no_length():
     assert not cache_lengths({0: (None, None, "height", None)}, ((1, 3, 9, 9),))
     known = {0: (None, "labels"), 1: (None, None, None, "width")}
     assert not cache_lengths(known, ((1, 5), (1, 3, 9, 9)))
+
+
+def test_many_tensors_are_in_the_last_class():
+    known = {leaf: (f"rows{leaf}", f"columns{leaf}") for leaf in range(8)}
+    sizes = ((64, 300),) * 8  # their product is above 2**62
+    assert set(tuned(Varying(known), sizes).hints) == {n for names in known.values() for n in names}

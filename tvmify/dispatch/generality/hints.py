@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import isqrt, prod
+from math import inf, isqrt, prod
 
 from tvmify.artifact.shapes import Axis, Shapes
 from tvmify.capture import Varying
@@ -12,7 +12,7 @@ from tvmify.dispatch.generality.symbols import Symbols, TensorSizes
 
 #: For each class: the largest product of all symbols, and the product that its program is tuned
 #: for. Measured on matrix products with that many rows: docs/measurements/shapes.md.
-CLASSES = ((64, 48), (256, 128), (2**62, 512))
+CLASSES = ((64, 48), (256, 128), (inf, 512))
 #: What is tuned for, whatever the lengths: the tokens of a prompt, and those in a cache of keys and
 #: values. Programs for more lengths would gain little: docs/measurements/shapes.md.
 TYPICAL_PROMPT, TYPICAL_CACHE = 48, 256
