@@ -404,3 +404,26 @@ def test_strict_refuses_them() -> None:
             decorate(CountingInAVariable().eval(), strict=True, cache=False)(X)
     assert calls == 0
     assert builtins.print is print
+
+
+class Unsized(tuple[int, ...]):
+    """A tuple as those of e3nn, whose length is not defined."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def test_items_of_a_tuple_without_a_length_are_looked_at() -> None:
+    class Widths(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.widths = Unsized((2, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.first(x) * sum(self.widths[i] for i in range(2))
+
+    module = Widths().eval()
+    fast: Any = decorate(copy.deepcopy(module), cache=False, compare=False, strict=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(fast(X), module(X))
+    assert fast.cache_info().builds == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import io
+import itertools
 import logging
 import sys
 import types
@@ -158,6 +159,8 @@ def _items(value: Any) -> Iterable[Any]:
     """Return what a value holds and code may reach through it."""
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
         items = value.values() if isinstance(value, dict) else value
+        # A subclass may define other lengths, or none.
+        items = list(itertools.islice(items, _MOST_PLACES + 1))
         return items if len(items) <= _MOST_PLACES else []
     if isinstance(value, functools.partial):
         return [value.func, value.args, value.keywords]
