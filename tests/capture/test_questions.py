@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +52,23 @@ class GradMode(Asking):
     def forward(self, x):
         if torch.is_grad_enabled():
             x = x * 2
+        return x + self.w
+
+
+missing: Any = None
+
+
+class TracedWithPlaceholder(Asking):
+    def forward(self, x, *others):
+        if not isinstance(x, torch.Tensor):
+            x = missing.asarray(x)
+        return x + self.w
+
+
+class ScriptedWithPlaceholder(Asking):
+    def forward(self, x):
+        if isinstance(x, list):
+            x = [missing.asarray(item) for item in x]
         return x + self.w
 
 
@@ -353,6 +371,35 @@ def test_attributes_of_arguments_are_read() -> None:
     x.scale = 3.0  # type: ignore[attr-defined]
     with torch.no_grad(), pytest.warns(TvmifyWarning, match="asks for scale"):
         assert torch.equal(net(x), x * 3 + 1)
+
+
+class Placeholder:
+    """Stands for a package that is not installed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ImportError(f"not installed: {name}")
+
+
+class SlottedPlaceholder(Placeholder):
+    __slots__ = ()
+
+
+class Unbound:
+    """Stands for an object that does not exist yet."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"not bound: {name}")
+
+
+@pytest.mark.parametrize("placeholder", [Placeholder, SlottedPlaceholder, Unbound])
+@pytest.mark.parametrize("kind", [TracedWithPlaceholder, ScriptedWithPlaceholder])
+def test_placeholders_whose_attributes_fail(
+    placeholder: type, kind: type[Asking], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "missing", placeholder())
+    net = tvmify(kind().eval(), compare=False, cache=False, strict=True)
+    with torch.no_grad():
+        assert torch.equal(net(torch.ones(4)), torch.full((4,), 2.0))
 
 
 def test_items_of_dicts_are_updated_in_place() -> None:

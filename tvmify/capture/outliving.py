@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from tvmify.capture.questions import Reached, reached
+from tvmify.capture.questions import Reached, attributes_of, has_class, reached
 from tvmify.errors import HasEffects
 
 #: Their logs are about themselves, and mostly appear once; what they change are caches.
@@ -125,7 +125,9 @@ def places_of(callable_: Any, recorded: Any) -> Iterator[Place]:
         todo = [(name, value, True) for name, value in held]
         while todo and len(seen) < _MOST_PLACES:
             name, value, takes_objects = todo.pop()
-            if isinstance(value, (type(None), *_VALUES)) or id(value) in seen:
+            if not has_class(value) or isinstance(value, (type(None), *_VALUES)):
+                continue
+            if id(value) in seen:
                 continue
             is_container = isinstance(value, _HOLDERS)
             if not (is_container or takes_objects):
@@ -169,7 +171,7 @@ def _items(value: Any) -> Iterable[Any]:
         return [] if in_library else [item for _, item in _defaults(value)]
     if isinstance(value, _NO_OBJECTS) or _is_of_library(value):
         return []
-    return getattr(value, "__dict__", {}).values()
+    return attributes_of(value).values()
 
 
 def _defaults(function: Any) -> Iterator[tuple[str, Any]]:
@@ -215,7 +217,7 @@ def _place_of(name: str, value: Any) -> Place | None:
     # Torch's own objects keep the state of one call, such as that of `@torch.autocast("cpu")`.
     if package_of(type(value).__module__) == "torch":
         return None
-    attributes = getattr(value, "__dict__", None)
+    attributes = attributes_of(value)
     if type(attributes) is dict:
         return _container(name, attributes)
     return _slots(name, value) or _buffer(name, value)
@@ -233,7 +235,14 @@ def _slots(name: str, value: Any) -> Place | None:
             if item is not _MISSING:
                 slot.__set__(value, item)
 
-    return Place.of(name, lambda: [getattr(value, s.__name__, _MISSING) for s in slots], write)
+    return Place.of(name, lambda: [_slot(value, slot) for slot in slots], write)
+
+
+def _slot(value: Any, slot: types.MemberDescriptorType) -> Any:
+    try:
+        return slot.__get__(value)
+    except AttributeError:  # not set
+        return _MISSING
 
 
 def _buffer(name: str, value: Any) -> Place | None:

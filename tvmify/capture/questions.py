@@ -11,7 +11,7 @@ import contextlib
 import dis
 import sys
 import types
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
@@ -269,7 +269,8 @@ def reached(callable_: Any) -> Iterator[Reached]:
         function, owner = todo.pop()
         if isinstance(function, property):
             function = function.fget
-        function = getattr(function, "__func__", function)
+        if isinstance(function, (types.MethodType, staticmethod, classmethod)):
+            function = function.__func__
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             continue
         if _is_of_torch(function.__module__):
@@ -337,17 +338,44 @@ def _values(
     if owner is not None:
         found += [(name, _attribute(owner, name)) for name in names]
     for holder, value in found:
+        if not has_class(value):
+            continue
         yield holder, value
         if value is not None and value is not torch and not isinstance(value, _NO_HOLDERS):
-            yield from ((name, _attribute(value, name)) for name in names)
+            held = ((name, _attribute(value, name)) for name in names)
+            yield from (item for item in held if has_class(item[1]))
 
 
+_NO_ATTRIBUTES: Mapping[str, Any] = types.MappingProxyType({})
 #: Kinds of values that a name may refer to and that call no functions of their own.
 _NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, torch.Tensor, torch.nn.Module)
 
 
+def has_class(value: Any) -> bool:
+    """Whether a value tells its class, so that ``isinstance`` works.
+
+    A proxy may look for its object then, and raise any error if there is none.
+    """
+    try:
+        return value.__class__ is not None
+    except Exception:
+        return False
+
+
+def attributes_of(value: Any) -> Mapping[str, Any]:
+    """Return the attributes that an object keeps itself, without running a ``__getattr__``.
+
+    That of a placeholder for a missing package raises ImportError, for instance.
+    """
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except Exception:  # no attributes, or a property that fails
+        return _NO_ATTRIBUTES
+    return found if isinstance(found, Mapping) else _NO_ATTRIBUTES
+
+
 def _attribute(value: Any, name: str) -> Any:
     """Return an attribute without running a property."""
-    own = getattr(value, "__dict__", {})
+    own = attributes_of(value)
     found_in = (vars(class_) for class_ in type(value).__mro__ if name in vars(class_))
     return own[name] if name in own else next(found_in, {}).get(name)
