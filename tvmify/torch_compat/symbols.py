@@ -6,10 +6,12 @@ whole program. What only looks at sizes reads them with these functions.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import gc
 import math
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -27,6 +29,7 @@ _KINDS: tuple[tuple[Any, type], ...] = (
 #: Packages that know symbols.
 _INSIDERS = frozenset({"torch", "tvmify", "sympy"})
 _square_root = math.sqrt
+_length = len
 
 
 def hint_of(size: int | torch.SymInt) -> int:
@@ -63,13 +66,36 @@ def python_numbers() -> Iterator[None]:
     """Let code that is recorded take symbols for Python's numbers, except torch's own.
 
     ``isinstance(size, int)`` is true, and ``f"{size}"`` is the value, which the program then
-    assumes.
+    assumes. ``len(tensor)`` is a symbol, which Python's own would turn into a number.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_symbolic_lengths())
         for symbol, kind in _KINDS:
             for name, attribute in _as_number(symbol, kind).items():
                 stack.enter_context(_defined(symbol, name, attribute))
         yield
+
+
+@contextlib.contextmanager
+def _symbolic_lengths() -> Iterator[None]:
+    """Let ``len`` return the symbol that is the first size of a tensor, in this thread.
+
+    Code that asks for types gets a number, since ``type(symbol) is int`` is false.
+    """
+    thread, before = threading.get_ident(), builtins.len
+
+    def length(value: Any, /) -> Any:
+        kind = type(value)
+        is_ours = issubclass(kind, torch.Tensor) and threading.get_ident() == thread
+        if is_ours and "type" not in sys._getframe(1).f_code.co_names:
+            return kind.__len__(value)
+        return _length(value)
+
+    builtins.len = length
+    try:
+        yield
+    finally:
+        builtins.len = before
 
 
 def _as_number(symbol: Any, kind: type) -> dict[str, Any]:
