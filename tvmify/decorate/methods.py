@@ -75,7 +75,9 @@ def decorate_methods(
         cls._compiled_call_impl = shortcut(f"{attribute}forward", cls.forward)
         if "generate" not in eager:
             compile_around_generate(
-                cls, lambda module: dispatcher_of_method(module, "forward", decoration)
+                cls,
+                lambda module: dispatcher_of_method(module, "forward", decoration),
+                _inner_with_cache,
             )
     cls.__tvmify__ = decoration  # type: ignore[attr-defined]
     cls.__prepare_scriptable__ = _prepared  # type: ignore[attr-defined]
@@ -183,6 +185,21 @@ def _dispatcher(
         return dispatcher
 
 
+def _inner_with_cache(subject: Subject) -> Subject:
+    """Return the subject for calls of a submodule with a cache of transformers."""
+    eager = with_tensors(subject.eager)
+    return Subject(
+        f"{subject.name} with a cache",
+        eager=eager,
+        capturable=lambda module: undecorated(subject.capturable(module), eager, is_forward=False),
+        options=subject.options,
+        module=subject.module(),
+        is_part=True,
+        declare=declare_lengths,
+        defined=subject.eager,
+    )
+
+
 def _prepared(module: nn.Module) -> nn.Module:
     """Return what ``torch.jit.script`` scripts in place of a decorated part of a module.
 
@@ -236,6 +253,8 @@ def _plain_class(
             eager = getattr(getattr(cls, name), "__tvmify_eager__", None)
             if eager is not None:
                 members[name] = eager
+    if eager := getattr(getattr(cls, "generate", None), "__tvmify_eager__", None):
+        members["generate"] = eager
     plain = type(cls.__name__, (cls,), members)
     if called is None:
         return plain

@@ -26,7 +26,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from tvmify.artifact import Artifact
@@ -49,7 +48,7 @@ from tvmify.dispatch.programs import Programs
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.reporting import Reports
 from tvmify.dispatch.subject import Subject
-from tvmify.dispatch.submodules import Submodules
+from tvmify.dispatch.submodules import MakeCall, Submodules
 from tvmify.errors import CaptureError, Uninitialized
 from tvmify.runtime import LatestCall, flatten, take_failure, unusual_signature
 from tvmify.signature import Args, Kwargs
@@ -246,12 +245,12 @@ class Dispatcher:
 
     # --------------------------------------------------------------------------- other methods
 
-    def view(self, call: Callable[..., Any], stays: Callable[[nn.Module], bool]) -> Any:
+    def view(self, call: Callable[..., Any], make_call: MakeCall) -> Any:
         """Return a view of the module, on which a method that Python runs calls compiled code.
 
         Parameters
         ----------
-        call, stays
+        call, make_call
             As for `Submodules`.
         """
         module, state = self.module(), self.state.module
@@ -266,7 +265,7 @@ class Dispatcher:
                     self.subject,
                     call,
                     lambda child: state.submodule(child, self.state.make_part),
-                    stays=stays,
+                    make_call=make_call,
                 )
             self._submodules = number, submodules
         return module if submodules is None else submodules.view

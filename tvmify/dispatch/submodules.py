@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from tvmify.signature import Args, Kwargs
 
 #: Modules that are iterated over or indexed, rather than called.
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+#: Returns what runs the calls of a child, given their arguments and keyword arguments; None if its
+#: dispatcher does. Takes the child, its subject, and what makes dispatchers.
+MakeCall: TypeAlias = Callable[[nn.Module, Subject, MakePart], "Callable[..., Any] | None"]
 #: What the class of a view has.
 _IS_VIEW = "__tvmify_view__"
 
@@ -38,8 +41,8 @@ class Submodules:
         Makes the dispatcher of a child.
     is_settled
         Whether the first calls of the module are over, in which it may set attributes.
-    stays
-        Whether a child stays as it is.
+    make_call
+        Tells how calls of a child run, if not by one dispatcher.
 
     Attributes
     ----------
@@ -61,12 +64,12 @@ class Submodules:
         make_part: MakePart,
         *,
         is_settled: bool = False,
-        stays: Callable[[nn.Module], bool] = lambda _: False,
+        make_call: MakeCall = lambda *_: None,
     ) -> None:
         self._parent = subject
         self._make_part = make_part
         self._is_settled = is_settled
-        self._stays = stays
+        self._make_call = make_call
         self.parts: list[PartCalls] = []
         module = subject.module()
         if isinstance(module, nn.Module) and not isinstance(module, torch.jit.ScriptModule):
@@ -85,7 +88,7 @@ class Submodules:
 
     def _child(self, child: nn.Module, path: str) -> nn.Module:
         decorated = getattr(type(child), "__tvmify__", None) is not None
-        if decorated or isinstance(child, torch.jit.ScriptModule) or self._stays(child):
+        if decorated or isinstance(child, torch.jit.ScriptModule):
             return child
         # forward may call other methods of the child, which call these
         within = functools.cache(lambda: self._children(child, f"{path}."))
@@ -94,19 +97,22 @@ class Submodules:
             is_container = isinstance(child, _CONTAINERS) and within()
             return _view(child, within, type(child).forward) if is_container else child
         parent = self._parent
-        part = self._make_part(
-            Subject(
-                f"{parent.name}.{path}",
-                eager=type(child).forward,
-                capturable=lambda _: _without_hooks(parent.captured().get_submodule(path)),
-                options=parent.options,
-                module=child,
-                is_part=True,
-                is_settled=self._is_settled,
-            )
+        subject = Subject(
+            f"{parent.name}.{path}",
+            eager=type(child).forward,
+            capturable=lambda _: _without_hooks(parent.captured().get_submodule(path)),
+            options=parent.options,
+            module=child,
+            is_part=True,
+            is_settled=self._is_settled,
         )
+        run = self._make_call(child, subject, self._part) or self._part(subject)
+        return _view(child, within, lambda _, *args, **kwargs: run(args, kwargs))
+
+    def _part(self, subject: Subject) -> PartCalls:
+        part = self._make_part(subject)
         self.parts.append(part)
-        return _view(child, within, lambda _, *args, **kwargs: part(args, kwargs))
+        return part
 
 
 class Children(Submodules):
