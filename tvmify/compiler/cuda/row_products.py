@@ -99,7 +99,7 @@ class RowProduct(ScheduleRule):
         sch.bind(of_block, "threadIdx.y")
         sch.bind(threads, "threadIdx.x")
         for index in range(2):
-            loaded = sch.cache_read(product, index, "local")
+            loaded = sch.cache_read(product, index, "local", [product])
             sch.compute_at(loaded, steps)
             sch.vectorize(sch.get_loops(loaded)[-1])
         if not sch.get(last).same_as(sch.get(product)):

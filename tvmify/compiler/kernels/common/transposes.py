@@ -60,7 +60,7 @@ def schedule_transposes(
     parallel_if_worth(sch, tile, machine, work)
     tile = [tile, *outer[shared:]][-1]
     for read in reads:
-        copy = sch.cache_read(block, read, "local")
+        copy = sch.cache_read(block, read, "local", [block])
         sch.compute_at(copy, tile)
         *_, along = sch.get_loops(copy)
         sch.vectorize(along)
