@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 import tvm
+from torch import Tensor
 from tvm import relax, te, tirx
 from tvm.script import tirx as T
 
@@ -20,6 +23,9 @@ from tests.compiler.kernels.kernels import (
     random,
     widest_vector,
 )
+from tests.compiler.programs import check as check_program
+from tests.compiler.programs import scheduled
+from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.kernels.common.rule import STRICT
 from tvmify.compiler.pipeline import schedule
 
@@ -63,6 +69,34 @@ def test_functions_of_long_expressions_are_not_written_out():
         return np.log(np.exp(x) + 1)
 
     check(each, expected, [random(3)], rule="elementwise")
+
+
+def _spread(mask: Tensor) -> Tensor:
+    """Whether any of the nine around an element is true, in the inside of a mask."""
+    mask = mask[:, :-2] | mask[:, 1:-1] | mask[:, 2:]
+    return mask[:, :, :-2] | mask[:, :, 1:-1] | mask[:, :, 2:]
+
+
+def _spread_of_numbers(x: Tensor) -> Tensor:
+    return _spread(F.pad((~torch.isfinite(x)).to(x.dtype), (1, 1, 1, 1), mode="reflect") != 0)
+
+
+def _spread_of_mirrored(x: Tensor) -> Tensor:
+    mirrored = F.pad(F.pad(x, (2, 2, 2, 2), mode="reflect"), (1, 1, 1, 1), mode="reflect")
+    return torch.where(_spread(mirrored > 0)[:, 2:-2, 2:-2], x, -x)
+
+
+@pytest.mark.parametrize("program", [_spread_of_numbers, _spread_of_mirrored])
+def test_conditions_in_numbers_and_in_indices_are_not_written_out(program):
+    """As in a median filter. TVM's simplifier takes minutes for the first as one expression."""
+    x = torch.randn(2, 12, 12)
+    x[0, 3, 4], x[1, 0, 7] = torch.inf, torch.nan
+    ir_mod, _ = scheduled(program, x)
+    kernels = [f for f in ir_mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    stores = [store for f in kernels for store in collect(f.body, tirx.BufferStore)]
+    conditions = [len(collect(store.value, (tirx.Select, tirx.Cast))) for store in stores]
+    assert max(conditions) < 100, conditions
+    check_program(program, x)
 
 
 @pytest.mark.parametrize(

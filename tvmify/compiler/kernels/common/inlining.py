@@ -9,6 +9,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.s_tir.schedule import SBlockRV
 
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
+from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.kernels.common.transposes import must_stay
 
 #: The longest expression, and the length that a function call counts for.
@@ -19,7 +20,8 @@ _FUNCTIONS = frozenset(
     "acos atan asinh acosh atanh atan2 rsqrt".split()
 )
 #: A condition counts this many times its length: TVM simplifies it again for each of the two
-#: values, with several analyses.
+#: values, with several analyses. What is cast from a bool becomes the condition of a choice of one
+#: or zero (`codegen.workarounds`), and indices may choose too, as those of a reflected border.
 _PER_CONDITION = 5
 #: The fields that hold the operands of statements and expressions.
 _OPERANDS = ("value", "a", "b", *["condition"] * _PER_CONDITION, "true_value", "false_value")
@@ -88,13 +90,17 @@ class _Written(NamedTuple):
 def _written_out(node: object, tensor: tirx.Var | None = None) -> _Written:
     """Measure an expression, or a statement, and count its reads of a tensor."""
     if isinstance(node, TensorLoad):
-        return _Written(1, int(tensor is not None and node.source.same_as(tensor)), False)
+        chosen = [i for i in node.indices if collect(i, tirx.Select)]
+        length = 1 + sum(_written_out(index).length for index in chosen)
+        return _Written(length, int(tensor is not None and node.source.same_as(tensor)), False)
     operands = [getattr(node, name, None) for name in _OPERANDS]
     if isinstance(node, Call):
         operands += node.args
     below = [_written_out(operand, tensor) for operand in operands if operand is not None]
     name = getattr(getattr(node, "op", None), "name", "").rpartition(".")[2]
     factor = _PER_FUNCTION if name in _FUNCTIONS else 1
+    if isinstance(node, tirx.Cast) and str(node.value.ty.dtype) == "bool" != str(node.ty.dtype):
+        factor = _PER_CONDITION
     return _Written(
         factor * (1 + sum(part.length for part in below)),
         factor * sum(part.reads for part in below),
