@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tvm import relax, s_tir, tirx
 
 from tests.compiler.kernels.kernels import build, random, use_rules
 from tvmify.compiler.kernels.common.rewriting import names_of
-from tvmify.compiler.kernels.common.rule import STRICT, Rule, RuleFailure
+from tvmify.compiler.kernels.common.rule import STRICT, Failure, Rule, RuleFailure
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -73,6 +74,34 @@ def test_failing_rule_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     assert line.name == "tvmify.compiler.kernels.common.rule"
     assert line.levelname == "WARNING"
     assert "'add': failing failed: ValueError: no such loop" in line.getMessage()
+    assert line.exc_info is None, "TVM's errors show whole functions"
+    assert "\n" not in caplog.text.rstrip()
+
+
+@pytest.mark.usefixtures("lenient")
+def test_traceback_of_failing_rule_is_for_debugging(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    use_rules(monkeypatch, Failing(), Elementwise())
+    with caplog.at_level(logging.DEBUG, "tvmify.compiler.kernels.common.rule"):
+        build(doubled, [random(6, 40)])
+    (shown,) = [line for line in caplog.records if line.exc_info]
+    assert shown.levelname == "DEBUG"
+    assert "what a rule draws" in caplog.text
+
+
+def test_failure_says_what_tvm_says_of_a_function():
+    text = """ScheduleError: An error occurred in the schedule primitive 'compute-at'.
+
+The IR with diagnostic is:
+# from tvm.script import tirx as T
+Error message: The scope is not a stage pipeline.
+Definition of a scope that is a stage pipeline:
+- The region cover property holds for every of its child blocks"""
+    failure = Failure("conv2d", s_tir.ScheduleError(text))
+    assert str(failure) == "conv2d failed: ScheduleError: The scope is not a stage pipeline"
+    assert str(Failure("conv2d", ValueError())) == "conv2d failed: ValueError()"
+    assert str(Failure("conv2d", ValueError(1000 * "long "))).count("long") < 100
 
 
 @pytest.mark.usefixtures("lenient")

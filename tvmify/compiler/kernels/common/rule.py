@@ -18,6 +18,7 @@ from tvmify.compiler.kernels.common.last_block import is_open_ended
 from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.errors import headline
 
 #: dlight's attribute of scheduled functions.
 _CLAIM = "tirx.is_scheduled"
@@ -25,6 +26,8 @@ _CLAIM = "tirx.is_scheduled"
 STRICT = "TVMIFY_STRICT_RULES"
 
 _LOG = logging.getLogger(__name__)
+#: How TVM begins the line of an error that says what is wrong.
+_TOLD = "Error message: "
 
 
 class RuleFailure(Exception):
@@ -66,7 +69,10 @@ class Failure:
 
     def __str__(self) -> str:
         lines = str(self.error).strip().splitlines()
-        said = f"{type(self.error).__name__}: {lines[-1]}" if lines else repr(self.error)
+        # TVM shows a function before what it says of it, and rules of its own after.
+        told = (line for line in lines if line.startswith(_TOLD))
+        line = next(told, lines[-1] if lines else "").removeprefix(_TOLD)
+        said = f"{type(self.error).__name__}: {headline(line)}" if line else repr(self.error)
         return f"{self.rule} failed: {said}"
 
 
@@ -168,5 +174,7 @@ def apply_in_turn(
             message = f"schedule rule on {variable.name_hint!r}: {failure}"
             if os.environ.get(STRICT) == "1" or is_open_ended(functions[variable]):
                 raise RuleFailure(message) from failure.error
-            _LOG.warning("%s; the next rule is tried", message, exc_info=failure.error)
+            _LOG.warning("%s; the next rule is tried", message)
+            # TVM's errors show whole functions.
+            _LOG.debug("where the schedule rule failed", exc_info=failure.error)
     return ScheduledInTurn(scheduled, outcomes)
