@@ -30,6 +30,7 @@ from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.request import Request
 from tvmify.errors import (
     CacheMiss,
+    CaptureError,
     GradientsNeeded,
     HasEffects,
     NotCompiled,
@@ -89,7 +90,7 @@ class Attempt:
 
     def _compiled_or_less(self) -> Outcome:
         try:
-            return self._compiled()
+            outcome = self._compiled()
         except NotCompiled as reason:
             check_interrupted()
             without_frames(reason)
@@ -100,7 +101,14 @@ class Attempt:
                 return Eager(self._facts, reason)
             call, specs = self._request.call, self._request.specs()
             differentiable = self._differentiable
-            return by_parts(self._state, self._facts, reason, call, specs, differentiable)
+            outcome = by_parts(self._state, self._facts, reason, call, specs, differentiable)
+            if not isinstance(outcome, Eager):
+                self._module.current.fails = False
+            elif isinstance(reason, CaptureError) and self._module.current.fails is None:
+                self._module.current.fails = True
+            return outcome
+        self._module.current.fails = False
+        return outcome
 
     # ----------------------------------------------------------- … → key → executor → compared
 
@@ -160,6 +168,7 @@ class Attempt:
             raise module.current.parts.reason  # found for an earlier signature
         if module.changes_itself is not None:
             raise module.changes_itself
+        self._await_changes()
         repeated = request.repeated
         if repeated and not may_ask_for_identity(self._subject.captured()):
             repeated = {}
@@ -203,13 +212,31 @@ class Attempt:
         HasEffects
             It is the first call, and must not run in eager.
         """
-        state, options = self._module.current, self._request.options
+        state = self._module.current
         if state.had_effects:
             return
-        if options.strict or options.on_miss == "error" or self._request.general is not None:
+        if not self._may_run_in_eager():
             raise reason
         state.had_effects = True
         raise on_miss.postponed(f"{reason.reason}, perhaps for the first time") from reason
+
+    def _await_changes(self) -> None:
+        """Run a call in eager that may change the module once more, since a capture costs more.
+
+        Raises
+        ------
+        CacheMiss
+            The latest calls have changed the module.
+        """
+        if on_miss.is_building_now() or not self._may_run_in_eager():
+            return
+        if self._module.may_go_on_changing():
+            self._module.current.changes_itself = True
+            raise on_miss.postponed("not captured yet: the latest calls have changed the module")
+
+    def _may_run_in_eager(self) -> bool:
+        options, is_general = self._request.options, self._request.general is not None
+        return not (options.strict or options.on_miss == "error" or is_general)
 
     def _place(
         self, repeated: Mapping[int, int], signature: Signature, varying: Varying

@@ -25,6 +25,8 @@ from tvmify.signature import Args, Kwargs
 _MOST_STATES = 32
 #: The same, for changes that its own calls make. Some modules set attributes in first calls only.
 _MOST_OWN_CHANGES = 4
+#: After so many, a call in eager shows whether there are more, since a capture costs far more.
+_FEW_OWN_CHANGES = 2
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,9 @@ class State:
     children: Parts | None = None
     #: Whether calls change attributes, so that the next call may find another state.
     changes_itself: bool = False
+    #: Whether no call could be captured, so that all ran in eager, and may have set attributes;
+    #: None if there was none.
+    fails: bool | None = None
     #: Whether a capture has seen side effects that a later one may not have.
     had_effects: bool = False
 
@@ -86,6 +91,8 @@ class ModuleState:
         self.changes_itself: ChangesItself | None = None
         self._states: dict[Hashable, State] = {}
         self._own_changes = 0
+        # Whether the latest call has changed the module.
+        self._has_just_changed = False
         self._most_own_changes = 0 if subject.is_settled else _MOST_OWN_CHANGES
         # Names of what forward sets, once it runs in Python: it reads them itself.
         self._own_attributes: set[str] = set()
@@ -112,9 +119,11 @@ class ModuleState:
         watched = self._watch()
         state = self._states.get(watched.state)
         is_own = self.current.sets_attributes or self.changes_itself is not None
+        is_own |= state is None and all(known.fails for known in self._states.values())
         if is_own and self.watched is not None:
             names = watched.changes_since(self.watched)
             self._own_changes += bool(names)
+            self._has_just_changed = bool(names)
             if self._own_changes > self._most_own_changes:
                 self._leave_own(names)
                 watched = self._watch()
@@ -127,6 +136,11 @@ class ModuleState:
         self.weights = PackedWeights()
         self.current = state
         self.watched = watched
+
+    def may_go_on_changing(self) -> bool:
+        """Whether the next call should run without a capture, to see if it changes the module."""
+        changed, self._has_just_changed = self._has_just_changed, False
+        return changed and self._own_changes >= _FEW_OWN_CHANGES and self.changes_itself is None
 
     def _leave_own(self, names: list[str]) -> None:
         """Let forward run in Python from now on, and stop watching what it sets."""
@@ -158,6 +172,7 @@ class ModuleState:
         self.unsettled = self.changes_itself = None
         self._states.clear()
         self._own_changes = 0
+        self._has_just_changed = False
         self._own_attributes.clear()
         self._submodules.clear()
         self._written.clear()
