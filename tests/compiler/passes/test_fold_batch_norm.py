@@ -196,6 +196,8 @@ def test_a_part_of_a_table_as_long_as_the_input_is_no_bias(scaled: bool):
 
 
 class Scale(nn.Module):
+    factors: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("factors", torch.rand(1, 64, 16))

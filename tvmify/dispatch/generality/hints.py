@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import inf, isqrt, prod
+from math import isqrt, prod
 
 from tvmify.artifact.shapes import Axis, Shapes
 from tvmify.capture import Varying
@@ -12,7 +12,7 @@ from tvmify.dispatch.generality.symbols import Symbols, TensorSizes
 
 #: For each class: the largest product of all symbols, and the product that its program is tuned
 #: for. Measured on matrix products with that many rows: docs/measurements/shapes.md.
-CLASSES = ((64, 48), (256, 128), (inf, 512))
+CLASSES = ((64, 48), (256, 128), (2**62, 512))
 #: What is tuned for, whatever the lengths: the tokens of a prompt, and those in a cache of keys and
 #: values. Programs for more lengths would gain little: docs/measurements/shapes.md.
 TYPICAL_PROMPT, TYPICAL_CACHE = 48, 256
@@ -32,7 +32,7 @@ def hints_of_class(values: Mapping[str, int], sides: frozenset[str]) -> dict[str
         The symbols that are heights and widths of images, which get equal parts.
     """
     count = prod(values.values())
-    hint = next(hint for most, hint in CLASSES if count <= most)
+    hint = next((hint for most, hint in CLASSES if count <= most), CLASSES[-1][1])
     names = list(values)
     if sides.intersection(names):
         side = _SIDE if hint == CLASSES[-1][1] else isqrt(hint)
