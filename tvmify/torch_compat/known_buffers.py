@@ -18,8 +18,6 @@ from tvmify.torch_compat.memory import has_memory
 from tvmify.torch_compat.recording_mode import RecordingMode
 
 _PLAIN = (torch.Tensor, torch.nn.Buffer)
-#: Of a buffer whose values decide what is recorded: a flag, or one for each column of a table.
-_MOST_ELEMENTS = 64
 _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -27,8 +25,8 @@ _VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 def known_buffers(
     recorded: Mapping[str, torch.Tensor], real: Mapping[str, torch.Tensor], read: set[str]
 ) -> Iterator[None]:
-    """Let code that is recorded read small buffers, and what is computed from them, such as a flag
-    that says whether a codebook was initialized; use inside `tracing`.
+    """Let code that is recorded read buffers of one element, and what is computed from them, such
+    as a flag that says whether a codebook was initialized; use inside `tracing`.
 
     Parameters
     ----------
@@ -47,7 +45,7 @@ def known_buffers(
     known: dict[str, FakeTensor] = {}
     for name, fake in recorded.items():
         value = real.get(name)
-        if isinstance(fake, FakeTensor) and value is not None and is_small(value):
+        if isinstance(fake, FakeTensor) and value is not None and _is_small(value):
             with _disable_current_modes(), torch.inference_mode(False):
                 fake.constant = value.detach().clone()
             fake.fake_mode.fake_tensor_converter.add_constant_storage_mapping(fake)
@@ -64,14 +62,13 @@ def known_buffers(
         raise UnsupportedOperator([SET_ATTRIBUTE], reason)
 
 
-def is_small(value: torch.Tensor) -> bool:
-    """Whether code that is recorded may read the elements of a buffer."""
+def _is_small(value: torch.Tensor) -> bool:
     return (
         type(value) in _PLAIN
         and value.layout is torch.strided
         and not value.is_quantized
         and value.device.type == "cpu"
-        and value.numel() <= _MOST_ELEMENTS
+        and value.numel() == 1
         and has_memory(value)
     )
 
