@@ -14,7 +14,9 @@ from tests.dispatch.generality.nets import Encoder, Linear, Pair, Slices, check,
 from tvmify import TvmifyWarning
 from tvmify import tvmify as decorate
 from tvmify.artifact import Artifact
+from tvmify.cache import Key
 from tvmify.capture import exporting
+from tvmify.dispatch import attempt
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.work import Work
 from tvmify.errors import BuildError
@@ -107,7 +109,9 @@ def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
     assert "tuned for 128" in str(later.explain())
 
 
-def test_class_that_cannot_be_built_is_served_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+    """The keys of programs of the second class, none of which can be built."""
     build, failures = Work.build, []
 
     def fail(work: Work, stages: Stages) -> Artifact:
@@ -117,6 +121,10 @@ def test_class_that_cannot_be_built_is_served_by_another(monkeypatch: pytest.Mon
         return build(work, stages)
 
     monkeypatch.setattr(Work, "build", fail)
+    return failures
+
+
+def test_class_that_cannot_be_built_is_served_by_another(failures: list[Key]) -> None:
     module = Linear()
     fast = compiled(module)
     for rows in (3, 5, 100, 101, 300, 6):
@@ -124,6 +132,24 @@ def test_class_that_cannot_be_built_is_served_by_another(monkeypatch: pytest.Mon
     info = fast.cache_info()
     assert (info.builds, info.eager, len(failures)) == (2, 0, 1)
     assert "float32[s0, 8]" in str(fast.explain())
+
+
+def test_program_of_another_class_is_tried_once(
+    failures: list[Key], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        loads.append(None)
+        raise BuildError("there is no memory", "Free some.")
+
+    loads: list[None] = []
+    module = Linear()
+    fast = compiled(module)
+    for rows in (3, 5):
+        check(fast, module, drawn(rows, 8))
+    monkeypatch.setattr(attempt, "load_again", fail)
+    check(fast, module, drawn(100, 8))
+    info = fast.cache_info()
+    assert (info.builds, info.eager, len(failures), len(loads)) == (3, 0, 1, 1)
 
 
 def test_each_kind_of_call_may_have_symbolic_programs(monkeypatch: pytest.MonkeyPatch) -> None:

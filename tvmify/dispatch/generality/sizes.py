@@ -272,7 +272,7 @@ class Sizes:
         that of another class, if this one's cannot be built.
         """
         rest, varying = general.signature.rest, general.varying
-        if isinstance(reason, (BuildError, UnsupportedOperator)):
+        if isinstance(reason, (BuildError, UnsupportedOperator)) and not general.of_any_class:
             return self._of_another_class(request, general.signature)
         if isinstance(reason, OtherClass):
             self._fixed[general.signature.recorded()] = reason.fixed
