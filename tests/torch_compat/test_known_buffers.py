@@ -1,4 +1,4 @@
-"""Code that reads buffers of one element while it is recorded, and branches on them."""
+"""Code that reads small buffers while it is recorded, and branches on them."""
 
 import copy
 from typing import Any
@@ -45,6 +45,74 @@ def test_branches_on_buffers_follow_their_values() -> None:
     check(3)
     net.load_state_dict(Switched().state_dict())
     check(3)
+
+
+class Columns(nn.Module):
+    """Embeds the columns that are categories, as TabNet does."""
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+        categories = torch.tensor([True, False, True])
+        if is_buffer:
+            self.register_buffer("categories", categories)
+        else:
+            self.categories = categories
+
+    def forward(self, x, *rest):
+        columns = []
+        for column, is_category in enumerate(self.categories):
+            column = x[:, column : column + 1]
+            columns.append(self.table(column[:, 0].long()) if is_category else column)
+        return torch.cat(columns, 1)
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_branches_on_elements_follow_their_values(is_buffer: bool) -> None:
+    torch.manual_seed(0)
+    net = Columns(is_buffer).eval()
+    fast: Any = tvmify(net, cache=False, strict=True, compare=False)
+    x = torch.tensor([[0.0, 2.5, 4.0], [3.0, -1.0, 1.0]])
+    for categories, builds in (([1, 0, 1], 1), ([1, 0, 0], 2), ([0, 0, 1], 3), ([1, 0, 0], 3)):
+        net.categories.copy_(torch.tensor(categories))
+        assert torch.equal(fast(x), net(x))
+        assert fast.cache_info().builds == builds
+
+
+def test_large_buffers_are_not_read() -> None:
+    net = Columns(True).eval()
+    net.categories = torch.zeros(65, dtype=torch.bool)
+    fast: Any = tvmify(net, cache=False, compare=False)
+    x = torch.randn(2, 65)
+    with pytest.warns(TvmifyWarning):
+        assert torch.equal(fast(x), net(x))
+    assert fast.cache_info().builds == 0
+
+
+class Viewed(nn.Module):
+    """Returns views of buffers that it also branches on."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ready", torch.tensor([True]))
+        self.register_buffer("table", torch.arange(6.0))
+
+    def forward(self, x, *rest):
+        first, *_ = self.table
+        rows = self.table.view(2, 3).t()[1:]
+        return x + first if self.ready else x, self.ready.view(1, 1), rows, self.table[x.size(0) :]
+
+
+def test_views_of_buffers_share_their_memory() -> None:
+    net = Viewed().eval()
+    fast: Any = tvmify(net, cache=False, strict=True, compare=False)
+    for length in (1, 2, 4):
+        x = torch.arange(float(length))
+        (mine, *views), (eager, *expected) = fast(x), net(x)
+        assert torch.equal(mine, eager)
+        for view, wanted in zip(views, expected, strict=True):
+            assert torch.equal(view, wanted)
+            assert (view.data_ptr(), view.stride()) == (wanted.data_ptr(), wanted.stride())
 
 
 class Codebook(nn.Module):

@@ -33,7 +33,7 @@ class Program(abc.ABC):
         Tensors of closures and globals, whose elements are part of the fingerprint. Once one is
         written to, the program is stale.
     read
-        Dotted names of buffers of one element whose values decided what was recorded.
+        Dotted names of small buffers whose values decided what was recorded.
     may_draw
         Whether it may draw random numbers; true if in doubt.
     asks_for_layout

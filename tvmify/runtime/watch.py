@@ -25,6 +25,7 @@ from tvmify.runtime.native import Guard
 from tvmify.runtime.settings import settings_in
 from tvmify.runtime.watched import EVERY_MODULE, Watched
 from tvmify.signature import unreadable_kind
+from tvmify.torch_compat.known_buffers import is_small
 from tvmify.torch_compat.parts import Part, follows_parameters, parts, slots, trains
 
 # Bookkeeping of nn.Module: the parts that matter (parameters, hooks …) are watched by name.
@@ -60,7 +61,7 @@ def watch(
     unwatched
         Dotted names of attributes, parameters and buffers that may change, if they hold no module.
     read
-        Dotted names of buffers of one element whose values are part of the state.
+        Dotted names of small buffers whose values are part of the state.
     own_hooks
         Also watch the hooks of the module itself; those of its submodules are always watched.
     """
@@ -212,8 +213,8 @@ class _Watching:
             # constants.
             alias = self._aliases.setdefault(_memory_of(value), len(self._aliases))
             comparable = comparable, alias if part.is_named else ByIdentity(value)
-            if part.attribute(name) in self._read and value.numel() == 1:
-                comparable = comparable, contents(value.item())
+            if part.attribute(name) in self._read and is_small(value):
+                comparable = comparable, tuple(map(contents, value.flatten().tolist()))
         elif (settings := settings_in(value)) is not None:
             comparable = settings.value
             for collection in settings.collections:
