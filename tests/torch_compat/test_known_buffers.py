@@ -92,6 +92,8 @@ def test_large_buffers_are_not_read() -> None:
 class Viewed(nn.Module):
     """Returns views of buffers that it also branches on."""
 
+    table: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("ready", torch.tensor([True]))
