@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import tvm
 from tvm import te, tirx
 
-from tests.compiler.kernels.kernels import NATIVE, TARGETS, widest_vector
+from tests.compiler.kernels.kernels import NATIVE, TARGETS, executable, widest_vector
 from tests.compiler.programs import compiled, executed
 from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.pipeline import schedule
@@ -56,9 +56,7 @@ def _run(function, target, *inputs):
     ir_mod, _ = schedule(tvm.IRModule({"main": program}), target)
     assert widest_vector(ir_mod["main"]) > 1
     out = tvm.runtime.tensor(np.zeros_like(inputs[0]))
-    with target:
-        compiled = tvm.compile(ir_mod, target=target)
-    compiled["main"](*(tvm.runtime.tensor(x) for x in inputs), out)
+    executable(ir_mod["main"], target)(*(tvm.runtime.tensor(x) for x in inputs), out)
     return out.numpy()
 
 

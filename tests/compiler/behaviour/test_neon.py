@@ -13,7 +13,6 @@ from tvm import relax, tirx
 
 from tests.compiler.kernels.conv.test_expanded_depthwise import JOINED, Network
 from tests.compiler.kernels.kernels import NEON, Describe, assembly, build, random
-from tvmify.compiler import intrinsics
 from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.recurrent import rule as recurrent
 from tvmify.compiler.kernels.recurrent.plan import Plan
@@ -31,7 +30,6 @@ CALL = r"\bbl?\t(exp|tanh|erf|log|sin)f?\b"
 
 @pytest.mark.parametrize(("kind", "gates"), [(recurrent.lstm, 4), (recurrent.gru, 3)])
 def test_steps_of_recurrent_layers(kind: Callable[..., tirx.PrimFunc], gates: int):
-    intrinsics.register()
     plan = Plan.of(4, 2, 24, gates, "float32", Microarchitecture.of(NEON))
     text = assembly(kind(plan, reverse=False), NEON)
     assert re.search(MULTIPLY_ADD, text)

@@ -11,6 +11,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 
 from tests.compiler.kernels.kernels import NATIVE, build, lowered, random
 from tvmify.compiler.codegen import hoist_conditions, lowering
+from tvmify.compiler.codegen.call_functions import CallFunctions
 from tvmify.compiler.codegen.shuffle_loads import ShuffleLoads
 from tvmify.compiler.codegen.sums_on_stack import SumsOnStack
 from tvmify.compiler.kernels.common.prefetch import FETCHES
@@ -41,7 +42,7 @@ def test_matches_lowering_of_tvm(scheduled: tvm.IRModule, monkeypatch: pytest.Mo
     with NATIVE:
         to_packed, finalize, _ = default_s_tir_pipeline()
         bound = tirx.transform.BindTarget(NATIVE.with_host(NATIVE))(scheduled)
-        own = tvm.transform.Sequential([ShuffleLoads(), SumsOnStack()])
+        own = tvm.transform.Sequential([ShuffleLoads(), SumsOnStack(), CallFunctions()])
         expected = tirx.transform.SkipAssert()(finalize()(own(to_packed(bound))))
     assert len(expected.functions_items()) == len(scheduled.functions_items()) > 2
     tvm.ir.assert_structural_equal(lowered(scheduled, NATIVE), expected)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from tvm import relax
 
+from tests.compiler.kernels.kernels import build
 from tests.compiler.programs import compiled, executed
 
 TABLE = torch.arange(5000.0)
@@ -59,3 +62,45 @@ def test_integers_wrap(dtype: torch.dtype) -> None:
     got, want = executed(compiled(function, x), function, x), function(x)
     for name, expected in want.items():
         assert torch.equal(got[name], expected), name
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64, torch.uint8], ids=str)
+def test_quotients_are_floored(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    limits = torch.iinfo(dtype)
+    extremes = torch.tensor([limits.max, limits.min, limits.min + 1, 0, 1], dtype=dtype)
+    x = torch.cat([extremes, torch.randint(limits.min, limits.max, (33,), dtype=dtype)])
+    divisors = torch.randint(1, 9, x.shape).to(dtype)
+    if limits.min < 0:
+        divisors = torch.where(torch.arange(len(x)) % 2 == 0, divisors, -divisors - 1)
+
+    def each(x: torch.Tensor, divisors: torch.Tensor) -> dict[str, torch.Tensor]:
+        chain = x
+        for _ in range(8):
+            chain = torch.div(chain - 1, 3, rounding_mode="floor") + 1
+        return {
+            "by a number": x // 3,
+            "remainder by a number": x % 7,
+            "by a power of two": x // 4,
+            "by numbers": x // divisors,
+            "remainders by numbers": x % divisors,
+            "of one that is not negative": (x & 15) // 3,
+            "eight": chain,
+        }
+
+    got, want = executed(compiled(each, x, divisors), each, x, divisors), each(x, divisors)
+    for name, expected in want.items():
+        assert torch.equal(got[name], expected), name
+
+
+def test_code_of_nested_quotients_grows_with_their_number() -> None:
+    def length(times: int) -> int:
+        def describe(builder, x):
+            for _ in range(times):
+                x = builder.emit(relax.op.floor_divide(x, relax.const(3, "int64")))
+            return x
+
+        return len(build(describe, [np.arange(64)]).lowered()["main"].script())
+
+    first, second, third = (length(times) for times in (2, 5, 8))
+    assert third - second < 1.5 * (second - first)

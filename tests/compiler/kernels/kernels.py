@@ -108,6 +108,12 @@ def assembly(function: tirx.PrimFunc, target: tvm.target.Target) -> str:
     return codegen_build(lowered(ir_mod, target), target).inspect_source("s")
 
 
+def executable(function: tirx.PrimFunc, target: tvm.target.Target = NATIVE) -> Any:
+    """Build a scheduled function as for users, into something that can be called."""
+    ir_mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    return codegen_build(lowered(ir_mod, target), target)["main"]
+
+
 def lowered(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Take scheduled functions to LLVM's input."""
     functions, for_gpu = lower(ir_mod, target, Workers(2))

@@ -13,6 +13,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline, finalize_device_passes, f
 from tvm.tirx.build import split_host_device_mods
 
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
+from tvmify.compiler.codegen.call_functions import CallFunctions
 from tvmify.compiler.codegen.compact_allocations import CompactAllocations
 from tvmify.compiler.codegen.hide_extents import HideExtents
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
@@ -141,6 +142,7 @@ def _to_instructions() -> list[tvm.transform.Pass]:
         SumsOnStack(),
         DefinePairs(),
         UnwrapIntegers(),
+        CallFunctions(),
         HideExtents(),
         finalize_host_passes(),
     ]

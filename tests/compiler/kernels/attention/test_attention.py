@@ -17,11 +17,12 @@ from tests.compiler.kernels.kernels import (
     NEON,
     TARGETS,
     Array,
+    assembly,
+    executable,
     has_parallel_loop,
     random,
 )
 from tests.pairs import pairs
-from tvmify.compiler import intrinsics
 from tvmify.compiler.kernels.attention import template as rule
 from tvmify.compiler.kernels.attention.plan import Plan, Rows, Tiles, candidates
 from tvmify.compiler.kernels.attention.template import Attention, Mask, Operand
@@ -61,7 +62,6 @@ def run(
     plan: Plan | None = None,
 ) -> Array:
     """Build the kernel and call it; lays the mask out as the kernel wants it."""
-    intrinsics.register()
     machine = Microarchitecture.of(target)
     plan = plan or by_rule(about, machine)
     if about.mask is not None:
@@ -71,10 +71,9 @@ def run(
             turned = arrays[3].swapaxes(2, 3)
             arrays = [*arrays[:3], np.pad(turned, [(0, 0)] * 3 + [(0, padding)])]
         about = replace(about, mask=wanted)
-    function = rule.kernel(about, plan, machine).with_attr("global_symbol", "main")
-    built = tvm.compile(tvm.IRModule({"main": function}), target=target)
+    built = executable(rule.kernel(about, plan, machine), target)
     out = tvm.runtime.tensor(np.full(about.out, 7, about.dtype))
-    built["main"](*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays), out)
+    built(*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in arrays), out)
     return out.numpy()
 
 
@@ -268,8 +267,5 @@ def test_parallel_only_when_worth_it():
 @pytest.mark.parametrize("queries", [64, 1])
 def test_neon_multiplies_vectors(queries: int):
     about = describe(queries, 64, 32)
-    intrinsics.register()
-    function = kernel(about, NEON).with_attr("global_symbol", "main")
-    module = tvm.compile(tvm.IRModule({"main": function}), target=NEON).mod
-    text = "".join(part.inspect_source("s") for part in [module, *module.imports])
+    text = assembly(kernel(about, NEON), NEON)
     assert ".4s" in text and "fmla" in text

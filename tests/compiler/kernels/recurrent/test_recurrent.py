@@ -10,8 +10,7 @@ import tvm
 from tvm import tirx
 from tvm.ir import Call, Expr
 
-from tests.compiler.kernels.kernels import AVX2, AVX512, NEON, TARGETS, Array, random
-from tvmify.compiler import intrinsics
+from tests.compiler.kernels.kernels import AVX2, AVX512, NEON, TARGETS, Array, executable, random
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute
 from tvmify.compiler.kernels.recurrent import rule as recurrent
@@ -61,10 +60,8 @@ def run(plan: Plan, arrays: list[Array], target: tvm.target.Target, reverse: boo
         given.append(np.zeros(plan.padded, plan.dtype))
     shapes = [(plan.steps, plan.batch, plan.padded), (plan.batch, plan.padded)]
     results = [tvm.runtime.tensor(np.full(s, 7, plan.dtype)) for s in shapes[: len(states)]]
-    intrinsics.register()
-    function = recurrent.kernel(plan, reverse).with_attr("global_symbol", "main")
-    built = tvm.compile(tvm.IRModule({"main": function}), target=target)
-    built["main"](*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in given), *results)
+    built = executable(recurrent.kernel(plan, reverse), target)
+    built(*(tvm.runtime.tensor(np.ascontiguousarray(a)) for a in given), *results)
     return results[0].numpy()[..., : plan.hidden]
 
 

@@ -12,12 +12,13 @@ from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_out
 from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.kernels.common.transposes import must_stay
 
-#: The longest expression, and the length that a function call counts for.
+#: The longest expression.
 _LONGEST = 4000
+#: The work of a function call, in multiply-adds.
 _PER_FUNCTION = 20
 _FUNCTIONS = frozenset(
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
-    "acos atan asinh acosh atanh atan2 rsqrt".split()
+    "acos atan asinh acosh atanh atan2 rsqrt fmod".split()
 )
 #: A condition counts this many times its length: TVM simplifies it again for each of the two
 #: values, with several analyses. What is cast from a bool becomes the condition of a choice of one
@@ -52,10 +53,8 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
 def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a consumer, with this block inlined, would be too long an expression.
 
-    A value that is read twice is duplicated, so that ``x = x + x / 2`` doubles with every line. And
-    TVM's code generator duplicates every bound value in later ones, of which our functions have
-    many: three nested ones take it a minute. Conditions within conditions take its simplifier as
-    long.
+    A value that is read twice is duplicated, so that ``x = x + x / 2`` doubles with every line, and
+    conditions within conditions take TVM's simplifier minutes.
     """
     own = sch.get(block)
     length = _written_out(own.body).length
@@ -98,7 +97,7 @@ def _written_out(node: object, tensor: tirx.Var | None = None) -> _Written:
         operands += node.args
     below = [_written_out(operand, tensor) for operand in operands if operand is not None]
     name = getattr(getattr(node, "op", None), "name", "").rpartition(".")[2]
-    factor = _PER_FUNCTION if name in _FUNCTIONS else 1
+    factor = 1
     if isinstance(node, tirx.Cast) and str(node.value.ty.dtype) == "bool" != str(node.ty.dtype):
         factor = _PER_CONDITION
     return _Written(
