@@ -53,6 +53,7 @@ from tvmify.torch_compat.recording_mode import RecordingMode
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
 from tvmify.torch_compat.sizes_as_arguments import KeepingSizes
+from tvmify.torch_compat.sizes_in_tensors import SizesInTensors
 from tvmify.torch_compat.symbols import SYMBOLS, python_numbers
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
@@ -165,6 +166,7 @@ def _export(
         answering_as_eager(),
         Covariances(),
         KeepingSizes() if varying.axes else contextlib.nullcontext(),
+        SizesInTensors() if varying.axes else contextlib.nullcontext(),
         python_numbers() if varying.axes else contextlib.nullcontext(),
     ):
         try:

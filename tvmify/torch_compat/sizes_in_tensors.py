@@ -1,0 +1,128 @@
+"""Sizes that code puts into tensors, computes with there, and uses as sizes again.
+
+PyTorch takes the elements of such a tensor for data, which no size of a recorded program may depend
+on. So a program would serve a single size: DeBERTa slices a table by ``torch.tensor(length)``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakIdKeyDictionary
+
+_WHOLE = (torch.int32, torch.int64)
+
+
+class SizesInTensors(TorchFunctionMode):
+    """Follows the elements of tensors without axes that were made of symbolic sizes.
+
+    Use around ``torch.export``. What takes sizes gets the symbols in place of these tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers: Any = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of PyTorch."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _DIVISIONS and args and isinstance(args[0], torch.SymInt):
+            # As in eager, which makes a tensor of a number.
+            size: Any = args[0]
+            dividend = torch.scalar_tensor(size, dtype=torch.int64)
+            self._numbers[dividend] = args[0]
+            args = (dividend, *args[1:])
+        if name in _MAKE:
+            return self._made(func, args, kwargs)
+        leaves = pytree.tree_leaves((args, kwargs))
+        known = [x for x in leaves if isinstance(x, torch.Tensor) and x in self._numbers]
+        if not known:
+            return func(*args, **kwargs)
+        if name in ("item", "tolist"):
+            return self._numbers[known[0]]
+        if name == "bool":
+            return bool(self._numbers[known[0]])  # a guard
+        number = self._computed(name, args, kwargs)
+        if name in _TAKE_SIZES:
+            skipped = 0 if name in _FACTORIES else 1
+            args = (*args[:skipped], *pytree.tree_map(self._number_of, args[skipped:]))
+            kwargs = pytree.tree_map(self._number_of, kwargs)
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            self._forget_memory_of(result, known)
+            if number is not None and result.dtype in (*_WHOLE, torch.bool):
+                self._numbers[result] = number
+        return result
+
+    def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = args[0] if args else None
+        if func is torch.as_tensor and isinstance(value, torch.SymInt) and len(args) == 1:
+            func, kwargs = torch.scalar_tensor, {"dtype": torch.int64} | kwargs
+        result = func(*args, **kwargs)
+        if isinstance(value, torch.SymInt) and result.dtype in _WHOLE:
+            self._numbers[result] = value
+        return result
+
+    def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the element of a result; None if it is not known."""
+        numbers = [self._number_of(x) for x in args]
+        if name in _SAME:
+            return numbers[0]
+        if not all(isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in numbers):
+            return None
+        if name in _DIVISIONS:
+            mode = kwargs.get("rounding_mode", _DIVISIONS[name])
+            if mode == "floor" or (mode == "trunc" and all(x >= 0 for x in numbers)):
+                return operator.floordiv(*numbers)
+            return None
+        function = _COMPUTE.get(name)
+        return None if function is None or kwargs else function(*numbers)
+
+    def _number_of(self, value: Any) -> Any:
+        if isinstance(value, slice):
+            return slice(*(map(self._number_of, (value.start, value.stop, value.step))))
+        is_known = isinstance(value, torch.Tensor) and value in self._numbers
+        return self._numbers[value] if is_known else value
+
+    def _forget_memory_of(self, result: torch.Tensor, known: list[torch.Tensor]) -> None:
+        """Forget tensors that a function may have written to, or that have a view now."""
+        memory = result.untyped_storage()._cdata
+        for tensor in known:
+            if tensor.untyped_storage()._cdata == memory:
+                self._numbers.pop(tensor, None)
+
+
+#: What makes a tensor of a number.
+_MAKE = frozenset("tensor as_tensor scalar_tensor".split())
+_COMPUTE: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "radd": operator.add,
+    "sub": operator.sub,
+    "subtract": operator.sub,
+    "rsub": lambda a, b: b - a,
+    "mul": operator.mul,
+    "multiply": operator.mul,
+    "rmul": operator.mul,
+    "remainder": operator.mod,
+    "mod": operator.mod,
+    "neg": operator.neg,
+    "minimum": torch.sym_min,
+    "maximum": torch.sym_max,
+    **{name: getattr(operator, name) for name in "lt le gt ge eq ne".split()},
+}
+#: How each rounds, unless it is told.
+_DIVISIONS = {"div": None, "divide": None, "floor_divide": "floor", "floordiv": "floor"}
+_SAME = frozenset("clone detach contiguous long int to cpu".split())
+_FACTORIES = frozenset("zeros ones empty full rand randn arange eye linspace".split())
+_TAKE_SIZES = _FACTORIES | frozenset(
+    "getitem setitem view reshape expand broadcast_to repeat tile narrow split tensor_split pad "
+    "unflatten roll new_zeros new_ones new_empty new_full repeat_interleave topk clamp clip".split()
+)
