@@ -98,7 +98,9 @@ def read_number(value: Any) -> Any:
     """
     if not isinstance(value, torch.Tensor):
         return value
-    if not is_literal(value):
+    from tvmify.torch_compat.sizes_in_tensors import knows_number
+
+    if not is_literal(value) and not knows_number(value):
         raise DependsOnValues(
             "a Python number is read from a tensor's values, so the program depends on them",
             "Keep the value in a tensor (torch.where instead of if), "

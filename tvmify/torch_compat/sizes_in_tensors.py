@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
@@ -33,7 +34,7 @@ class SizesInTensors(TorchFunctionMode):
     ) -> Any:
         """Call a function of PyTorch."""
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "").strip("_")
+        name = getattr(func, "__name__", "").partition(".")[0].strip("_")
         if name in _DIVISIONS and args and isinstance(args[0], torch.SymInt):
             # As in eager, which makes a tensor of a number.
             size: Any = args[0]
@@ -78,6 +79,8 @@ class SizesInTensors(TorchFunctionMode):
             return numbers[0]
         if not all(isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in numbers):
             return None
+        if name in _SUMS and kwargs.get("alpha", 1) == 1 and numbers[2:] in ([], [1]):
+            return _COMPUTE[name](*numbers[:2])
         if name in _DIVISIONS:
             mode = kwargs.get("rounding_mode", _DIVISIONS[name])
             if mode == "floor" or (mode == "trunc" and all(x >= 0 for x in numbers)):
@@ -100,6 +103,14 @@ class SizesInTensors(TorchFunctionMode):
                 self._numbers.pop(tensor, None)
 
 
+def knows_number(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor.item()`` is a symbol, or a number that does not depend on data."""
+    if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+        return True
+    modes = torch.overrides._get_current_function_mode_stack()
+    return any(isinstance(mode, SizesInTensors) and tensor in mode._numbers for mode in modes)
+
+
 #: What makes a tensor of a number.
 _MAKE = frozenset("tensor as_tensor scalar_tensor".split())
 _COMPUTE: dict[str, Callable[..., Any]] = {
@@ -118,6 +129,7 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "maximum": torch.sym_max,
     **{name: getattr(operator, name) for name in "lt le gt ge eq ne".split()},
 }
+_SUMS = frozenset("add sub".split())
 #: How each rounds, unless it is told.
 _DIVISIONS = {"div": None, "divide": None, "floor_divide": "floor", "floordiv": "floor"}
 _SAME = frozenset("clone detach contiguous long int to cpu".split())
