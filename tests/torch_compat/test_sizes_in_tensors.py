@@ -46,6 +46,14 @@ def _number(x: torch.Tensor) -> torch.Tensor:
     return x * (torch.tensor(x.size(0)) - 1).clone() + torch.tensor(x.size(0)).float().sqrt()
 
 
+def _kinds(x: torch.Tensor) -> Any:
+    rows = torch.tensor(x.size(0))
+    flag = rows.bool()
+    if rows > 1:
+        flag = flag & (rows > 2)
+    return flag, rows.to(torch.int32).clamp(max=torch.tensor(x.size(1))), x.new_zeros(2) + rows
+
+
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "bounds of a slice": _span,
     "quotient of a number": _halves,
@@ -53,6 +61,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "limits": _limits,
     "larger of two": _larger,
     "factor": _number,
+    "other types": _kinds,
 }
 
 
@@ -116,10 +125,28 @@ class Written(nn.Module):
         elif self.way == "by an earlier view":
             view = rows.view(1)
             view -= 1
+        elif self.way == "by one of several views":
+            rows.view(1).split(1)[0].sub_(1)
+        elif self.way == "by an index":
+            rows[()] = 1
+        elif self.way == "behind a view":
+            before, rows = rows, rows.detach()
+            before -= 1
         return x.new_zeros(5) + rows, x[:rows]
 
 
-@pytest.mark.parametrize("way", ["not", "in place", "by a view", "by an earlier view"])
+WAYS = [
+    "not",
+    "in place",
+    "by a view",
+    "by an earlier view",
+    "by one of several views",
+    "by an index",
+    "behind a view",
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore::tvmify.TvmifyWarning")
 def test_written_tensors_have_their_values(way: str) -> None:
     net = Written(way).eval()

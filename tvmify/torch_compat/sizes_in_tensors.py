@@ -49,18 +49,20 @@ class SizesInTensors(TorchFunctionMode):
             return func(*args, **kwargs)
         if name in ("item", "tolist"):
             return self._numbers[known[0]]
-        if name == "bool":
+        if func is torch.Tensor.__bool__:
             return bool(self._numbers[known[0]])  # a guard
         number = self._computed(name, args, kwargs)
-        if name in _TAKE_SIZES:
+        if name in _TAKE_SIZES or (name in _TAKE_LIMITS and args[0].dim() > 0):
             skipped = 0 if name in _FACTORIES else 1
             args = (*args[:skipped], *pytree.tree_map(self._number_of, args[skipped:]))
             kwargs = pytree.tree_map(self._number_of, kwargs)
         result = func(*args, **kwargs)
-        if isinstance(result, torch.Tensor):
-            self._forget_memory_of(result, known)
-            if number is not None and result.dtype in (*_WHOLE, torch.bool):
-                self._numbers[result] = number
+        shares_memory = self._forget_memory_of(result, known)
+        if number is None or not isinstance(result, torch.Tensor):
+            return result
+        kinds = (torch.bool,) if name in _COMPARISONS else _WHOLE
+        if result.dtype in kinds and (result is args[0] or not shares_memory):
+            self._numbers[result] = number
         return result
 
     def _made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,12 +97,17 @@ class SizesInTensors(TorchFunctionMode):
         is_known = isinstance(value, torch.Tensor) and value in self._numbers
         return self._numbers[value] if is_known else value
 
-    def _forget_memory_of(self, result: torch.Tensor, known: list[torch.Tensor]) -> None:
-        """Forget tensors that a function may have written to, or that have a view now."""
-        memory = result.untyped_storage()._cdata
-        for tensor in known:
-            if tensor.untyped_storage()._cdata == memory:
-                self._numbers.pop(tensor, None)
+    def _forget_memory_of(self, result: Any, known: list[torch.Tensor]) -> bool:
+        """Forget tensors that a function may have written to, or that have a view now, and return
+        whether there are any.
+        """
+        results = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        memory = {x.untyped_storage()._cdata for x in results}
+        # An assignment returns nothing.
+        gone = [x for x in known if result is None or x.untyped_storage()._cdata in memory]
+        for tensor in gone:
+            self._numbers.pop(tensor, None)
+        return bool(gone)
 
 
 def knows_number(tensor: torch.Tensor) -> bool:
@@ -113,6 +120,7 @@ def knows_number(tensor: torch.Tensor) -> bool:
 
 #: What makes a tensor of a number.
 _MAKE = frozenset("tensor as_tensor scalar_tensor".split())
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _COMPUTE: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "radd": operator.add,
@@ -127,7 +135,7 @@ _COMPUTE: dict[str, Callable[..., Any]] = {
     "neg": operator.neg,
     "minimum": torch.sym_min,
     "maximum": torch.sym_max,
-    **{name: getattr(operator, name) for name in "lt le gt ge eq ne".split()},
+    **{name: getattr(operator, name) for name in _COMPARISONS},
 }
 _SUMS = frozenset("add sub".split())
 #: How each rounds, unless it is told.
@@ -136,5 +144,7 @@ _SAME = frozenset("clone detach contiguous long int to cpu".split())
 _FACTORIES = frozenset("zeros ones empty full rand randn arange eye linspace".split())
 _TAKE_SIZES = _FACTORIES | frozenset(
     "getitem setitem view reshape expand broadcast_to repeat tile narrow split tensor_split pad "
-    "unflatten roll new_zeros new_ones new_empty new_full repeat_interleave topk clamp clip".split()
+    "unflatten roll new_zeros new_ones new_empty new_full repeat_interleave topk".split()
 )
+#: What takes a number in place of a tensor without axes, whose dtype then counts as little.
+_TAKE_LIMITS = ("clamp", "clip")
