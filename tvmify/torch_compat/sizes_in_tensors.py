@@ -143,8 +143,9 @@ _DIVISIONS = {"div": None, "divide": None, "floor_divide": "floor", "floordiv": 
 _SAME = frozenset("clone detach contiguous long int to cpu".split())
 _FACTORIES = frozenset("zeros ones empty full rand randn arange eye linspace".split())
 _TAKE_SIZES = _FACTORIES | frozenset(
-    "getitem setitem view reshape expand broadcast_to repeat tile narrow split tensor_split pad "
-    "unflatten roll new_zeros new_ones new_empty new_full repeat_interleave topk".split()
+    "getitem setitem view reshape expand broadcast_to as_strided repeat tile narrow split pad "
+    "tensor_split unflatten roll new_zeros new_ones new_empty new_full repeat_interleave "
+    "topk".split()
 )
 #: What takes a number in place of a tensor without axes, whose dtype then counts as little.
 _TAKE_LIMITS = ("clamp", "clip")

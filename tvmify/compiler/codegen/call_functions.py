@@ -25,10 +25,8 @@ class CallFunctions:
                 return call
             dtype = str(call.ty.dtype)
             if dtype.startswith("float16"):  # by float32, which has more digits than needed
-                dtype = dtype.replace("16", "32", 1)
-                return defined(name, dtype, [a.astype(dtype) for a in call.args]).astype(
-                    str(call.ty.dtype)
-                )
+                wide = dtype.replace("16", "32", 1)
+                return defined(name, wide, [x.astype(wide) for x in call.args]).astype(dtype)
             if intrinsics.has(name, dtype):
                 return defined(name, dtype, list(call.args))
             return _lane_by_lane(call) if "x" in dtype else call

@@ -71,6 +71,12 @@ def type_of(dtype: str) -> str:
     return f"<{lanes} x {scalar}>" if lanes else scalar
 
 
+def bools_of(dtype: str) -> str:
+    """Return LLVM's name for a condition for each lane of a value."""
+    lanes = dtype.partition("x")[2]
+    return f"<{lanes} x i1>" if lanes else "i1"
+
+
 def define(name: str, parameters: Sequence[tirx.Var], result: Expr) -> str:
     """Return a function that computes an expression of its parameters, and is always inlined.
 
@@ -137,7 +143,8 @@ class _Function:
         a, b = self._value(node.a), self._value(node.b)
         compare = _name(_COMPARISONS[_CHOICES[type(node)]], _dtype(node))
         first = self._emit(f"{compare} {kind} {a}, {b}")
-        return self._emit(f"select {_bools(node)} {first}, {kind} {a}, {kind} {b}")
+        flags = bools_of(_dtype(node))
+        return self._emit(f"select {flags} {first}, {kind} {a}, {kind} {b}")
 
     def _select(self, node: tirx.Select) -> str:
         chosen, otherwise = self._operands(node.true_value), self._operands(node.false_value)
@@ -227,12 +234,6 @@ def _dtype(node: Expr) -> str:
 def _name(names: tuple[str, str, str], dtype: str) -> str:
     """Return the name of an operation for a dtype."""
     return names[0 if dtype.startswith("float") else 2 if dtype.startswith(("uint", "bool")) else 1]
-
-
-def _bools(node: Expr) -> str:
-    """Return the type of a condition for each lane of a value."""
-    kind = type_of(_dtype(node))
-    return f"{kind.rpartition(' ')[0]} i1>" if kind.startswith("<") else "i1"
 
 
 def _constant(node: tirx.IntImm | tirx.FloatImm) -> str:

@@ -75,10 +75,7 @@ class UnwrapIntegers:
 
         def called(template: str, what: str, dtype: str, operands: Sequence[Expr]) -> Call:
             name = f"tvmify_{what}_{dtype}"
-            kind, bits = (
-                llvm.type_of(dtype),
-                llvm.type_of("x".join(["bool", *dtype.split("x")[1:]])),
-            )
+            kind, bits = llvm.type_of(dtype), llvm.bools_of(dtype)
             text = template.format(name=name, operation=what, result=what, type=kind, bool=bits)
             return definitions.call(dtype, name, operands, text)
 
