@@ -51,7 +51,16 @@ def _kinds(x: torch.Tensor) -> Any:
     flag = rows.bool()
     if rows > 1:
         flag = flag & (rows > 2)
-    return flag, rows.to(torch.int32).clamp(max=torch.tensor(x.size(1))), x.new_zeros(2) + rows
+    # What is given by keywords is data.
+    named = torch.div(input=torch.clone(input=rows), other=2, rounding_mode="floor")
+    limited = torch.clamp(input=x, max=rows)
+    return (
+        named,
+        limited,
+        flag,
+        rows.to(torch.int32).clamp(max=torch.tensor(x.size(1))),
+        x.new_zeros(2) + rows,
+    )
 
 
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {

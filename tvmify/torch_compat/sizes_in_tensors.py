@@ -52,7 +52,8 @@ class SizesInTensors(TorchFunctionMode):
         if func is torch.Tensor.__bool__:
             return bool(self._numbers[known[0]])  # a guard
         number = self._computed(name, args, kwargs)
-        if name in _TAKE_SIZES or (name in _TAKE_LIMITS and args[0].dim() > 0):
+        is_wide = bool(args) and isinstance(args[0], torch.Tensor) and args[0].dim() > 0
+        if name in _TAKE_SIZES or (name in _TAKE_LIMITS and is_wide):
             skipped = 0 if name in _FACTORIES else 1
             args = (*args[:skipped], *pytree.tree_map(self._number_of, args[skipped:]))
             kwargs = pytree.tree_map(self._number_of, kwargs)
@@ -76,13 +77,16 @@ class SizesInTensors(TorchFunctionMode):
 
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the element of a result; None if it is not known."""
+        if not args:  # by keywords
+            return None
         numbers = [self._number_of(x) for x in args]
         if name in _SAME:
             return numbers[0]
         if not all(isinstance(x, int | torch.SymInt) and not isinstance(x, bool) for x in numbers):
             return None
-        if name in _SUMS and kwargs.get("alpha", 1) == 1 and numbers[2:] in ([], [1]):
-            return _COMPUTE[name](*numbers[:2])
+        if name in _SUMS:
+            factor = kwargs.get("alpha", numbers[2] if len(numbers) > 2 else 1)
+            return _COMPUTE[name](numbers[0], numbers[1] * factor)
         if name in _DIVISIONS:
             mode = kwargs.get("rounding_mode", _DIVISIONS[name])
             if mode == "floor" or (mode == "trunc" and all(x >= 0 for x in numbers)):
