@@ -7,7 +7,7 @@ on. So a program would serve a single size: DeBERTa slices a table by ``torch.te
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ class SizesInTensors(TorchFunctionMode):
             args = (dividend, *args[1:])
         if name in _MAKE:
             return self._made(func, args, kwargs)
-        leaves = pytree.tree_leaves((args, kwargs))
+        leaves = _leaves((args, kwargs))
         known = [x for x in leaves if isinstance(x, torch.Tensor) and x in self._numbers]
         if not known:
             return func(*args, **kwargs)
@@ -112,6 +112,11 @@ class SizesInTensors(TorchFunctionMode):
         for tensor in gone:
             self._numbers.pop(tensor, None)
         return bool(gone)
+
+
+def _leaves(arguments: Any) -> Iterator[Any]:
+    for leaf in pytree.tree_leaves(arguments):
+        yield from (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
 
 
 def knows_number(tensor: torch.Tensor) -> bool:
