@@ -43,8 +43,7 @@ class SizesInTensors(TorchFunctionMode):
             args = (dividend, *args[1:])
         if name in _MAKE:
             return self._made(func, args, kwargs)
-        leaves = _leaves((args, kwargs))
-        known = [x for x in leaves if isinstance(x, torch.Tensor) and x in self._numbers]
+        known = [leaf for leaf in _leaves((args, kwargs)) if self.knows(leaf)]
         if not known:
             return func(*args, **kwargs)
         if name in ("item", "tolist"):
@@ -95,11 +94,14 @@ class SizesInTensors(TorchFunctionMode):
         function = _COMPUTE.get(name)
         return None if function is None or kwargs else function(*numbers)
 
+    def knows(self, value: Any) -> bool:
+        """Whether a value is a tensor whose element was made of sizes."""
+        return isinstance(value, torch.Tensor) and value in self._numbers
+
     def _number_of(self, value: Any) -> Any:
         if isinstance(value, slice):
             return slice(*(map(self._number_of, (value.start, value.stop, value.step))))
-        is_known = isinstance(value, torch.Tensor) and value in self._numbers
-        return self._numbers[value] if is_known else value
+        return self._numbers[value] if self.knows(value) else value
 
     def _forget_memory_of(self, result: Any, known: list[torch.Tensor]) -> bool:
         """Forget tensors that a function may have written to, or that have a view now, and return
@@ -124,7 +126,7 @@ def knows_number(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, FakeTensor) and tensor.constant is not None:
         return True
     modes = torch.overrides._get_current_function_mode_stack()
-    return any(isinstance(mode, SizesInTensors) and tensor in mode._numbers for mode in modes)
+    return any(isinstance(mode, SizesInTensors) and mode.knows(tensor) for mode in modes)
 
 
 #: What makes a tensor of a number.

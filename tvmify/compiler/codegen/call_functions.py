@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call, Expr, Op
@@ -31,10 +33,14 @@ class CallFunctions:
                 return defined(name, dtype, list(call.args))
             return _lane_by_lane(call) if "x" in dtype else call
 
-        def defined(operator: str, dtype: str, operands: list[Expr]) -> Expr:
+        @cache  # an unrolled loop calls the same one many times
+        def definition(operator: str, dtype: str, count: int) -> tuple[str, str]:
             name = f"tvmify_{operator.rpartition('.')[2]}_{dtype}"
-            parameters = [tirx.Var(f"x{i}", dtype) for i in range(len(operands))]
-            text = llvm.define(name, parameters, intrinsics.lowered(operator, parameters))
+            parameters = [tirx.Var(f"x{i}", dtype) for i in range(count)]
+            return name, llvm.define(name, parameters, intrinsics.lowered(operator, parameters))
+
+        def defined(operator: str, dtype: str, operands: list[Expr]) -> Expr:
+            name, text = definition(operator, dtype, len(operands))
             return definitions.call(dtype, name, operands, text)
 
         body = tvm_ffi.structural_map(function.body, [(Call, called)])

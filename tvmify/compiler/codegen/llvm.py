@@ -267,4 +267,4 @@ def _conversion(before: str, after: str) -> str:
 
 
 def _width(kind: str) -> int:
-    return 1 if kind == "bool" else int(kind.lstrip("uintfloa"))
+    return 1 if kind == "bool" else 8 * np.dtype(kind).itemsize

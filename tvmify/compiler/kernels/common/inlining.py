@@ -97,9 +97,10 @@ def _written_out(node: object, tensor: tirx.Var | None = None) -> _Written:
         operands += node.args
     below = [_written_out(operand, tensor) for operand in operands if operand is not None]
     name = getattr(getattr(node, "op", None), "name", "").rpartition(".")[2]
-    factor = 1
-    if isinstance(node, tirx.Cast) and str(node.value.ty.dtype) == "bool" != str(node.ty.dtype):
-        factor = _PER_CONDITION
+    is_choice = isinstance(node, tirx.Cast) and (
+        str(node.value.ty.dtype) == "bool" != str(node.ty.dtype)
+    )
+    factor = _PER_CONDITION if is_choice else 1
     return _Written(
         factor * (1 + sum(part.length for part in below)),
         factor * sum(part.reads for part in below),
