@@ -1,5 +1,5 @@
 # make demo             install everything into .venv, build the native part, search some sentences
-# make test             the tests
+# make test             the tests; SAMPLE=1: all cases, in twice the time
 # make smoke            the tests of tests/smoke.txt, which touch every native entry point
 # make matrix           those with each supported PyTorch and Python (FULL=1: all tests), an hour and more
 # make aarch64          every kernel and the smoke tests in an emulator of AArch64 (hours); CPUS, TESTS
@@ -74,6 +74,8 @@ THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behavio
     dispatch/test_on_miss.py::test_threads_call_while_the_worker_builds \
     torch_compat/test_tracing.py::test_threads_compile_different_modules \
     behaviour/test_state.py::test_threads_of_one_stateful_module)
+# One in how many cases runs, of tests that compile a program for each.
+SAMPLE ?= 4
 SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000
@@ -92,7 +94,7 @@ demo: install
 	$(BIN)/python examples/01_sentence_search.py
 
 test: install
-	$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL))
+	$(BIN)/python -m pytest $(or $(TESTS),$(PARALLEL) --sample $(SAMPLE))
 
 smoke: install
 	$(BIN)/python -m pytest $(PARALLEL) $$(cat tests/smoke.txt)

@@ -19,6 +19,7 @@ import torch
 from cachetools import LRUCache, cached
 from hypothesis import HealthCheck, settings
 
+from tests.sampling import sample
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.building.allowance import allowance
 
@@ -31,6 +32,29 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+
+
+#: Folders whose parametrized tests compile a program for each case.
+_SWEEPS = frozenset({"behaviour", "capture", "compiler", "dispatch", "integrations"})
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run take less time than all tests do."""
+    text = "run one in STEP of the cases of each test that compiles many, and none marked thorough"
+    parser.addoption("--sample", type=int, default=1, metavar="STEP", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what ``--sample`` does not ask for."""
+    step = config.getoption("sample")
+    if step == 1:
+        return
+    tests = Path(__file__).parent
+    swept = {i.nodeid for i in items if i.path.relative_to(tests).parts[0] in _SWEEPS}
+    left_out = swept - sample(swept, step)
+    left_out |= {item.nodeid for item in items if item.get_closest_marker("thorough")}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+    items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

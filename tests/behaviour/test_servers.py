@@ -68,6 +68,7 @@ def wait_for(address: Path, server: subprocess.Popen[bytes]) -> None:
     pytest.fail("the server has not begun")
 
 
+@pytest.mark.thorough
 def test_workers_of_a_warm_server_answer_known_and_new_shapes(tmp_path: Path) -> None:
     (tmp_path / "served.py").write_text(APPLICATION)
     address = tmp_path / "socket"

@@ -65,6 +65,7 @@ def assert_same(ours: Any, theirs: Any, chunks: Tensor, rate: int) -> list[float
     return found
 
 
+@pytest.mark.thorough
 def test_audio_gives_the_probabilities_of_eager() -> None:
     ours, theirs = tvmify(silero(), strict=True), silero()
     found = assert_same(ours, theirs, speech(20, 16000).split(CHUNK[16000])[:-1], 16000)

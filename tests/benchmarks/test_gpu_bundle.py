@@ -33,6 +33,7 @@ assert not any(name.startswith("tvmify.compiler") for name in sys.modules)
 """
 
 
+@pytest.mark.thorough
 @needs_nvcc
 def test_archive_is_self_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TVMIFY_CACHE_DIR", str(tmp_path / "cache"))

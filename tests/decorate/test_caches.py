@@ -61,6 +61,7 @@ def tiny(transformers: Any, name: str) -> Any:
     return network
 
 
+@pytest.mark.thorough
 def test_static_caches_of_any_size_share_a_program(transformers: Any) -> None:
     network = tiny(transformers, "Qwen3")
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
@@ -122,6 +123,7 @@ def test_cache_contents_match_eager(transformers: Any) -> None:
     torch.testing.assert_close(layers[1].values, layers[0].values)
 
 
+@pytest.mark.thorough
 def test_generation_with_a_sliding_window(transformers: Any) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "sliding_window": 8}

@@ -36,6 +36,7 @@ def text(length: int) -> dict[str, Any]:
     return {"input_ids": tokens, "attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
 
 
+@pytest.mark.thorough
 def test_encoder_is_compiled(network: Any) -> None:
     fast = decorate(copy.deepcopy(network), cache=False, compare=False, strict=True)
     for length in (7, 9, 20):

@@ -115,6 +115,7 @@ class Several(nn.Module):
         return [part(*own) for part, own in zip(self.parts, args, strict=True)]
 
 
+@pytest.mark.thorough
 def test_operators():
     cases = [operators.build(name) for name in operators.OPERATORS if name not in BRIDGED]
     assert not given_up(Several([module for module, _ in cases]), ([args for _, args in cases],))

@@ -115,6 +115,7 @@ def test_encoder(masks: str):
     assert is_fused(checked(Encoder(2), torch.randn(3, 10, WIDTH), *MASKS[masks]))
 
 
+@pytest.mark.thorough
 def test_decoder():
     layer = nn.TransformerDecoderLayer(WIDTH, HEADS, 64, batch_first=True)
     x, mask = torch.randn(3, 10, WIDTH), MASKS["floats"][1]

@@ -244,6 +244,7 @@ def test_attention(dtype, queries):
     assert artifact.library != by_rule.library
 
 
+@pytest.mark.thorough
 def test_windows():
     module = nn.Sequential(
         nn.Conv2d(16, 16, 3, padding=1, groups=16),
@@ -271,6 +272,7 @@ def test_windows():
     ]
 
 
+@pytest.mark.thorough
 def test_kernels_scheduling_the_whole_function():
     stopwatch, module, args = Stopwatch(), Whole(), (torch.randn(300, 203),)
     artifact = tuned(module, Measurements(None, "cpu"), stopwatch, args)
@@ -291,6 +293,7 @@ def test_kernels_scheduling_the_whole_function():
     assert artifact.library != by_rule.library
 
 
+@pytest.mark.thorough
 def test_equal_kernels_are_measured_once_across_models():
     class Other(nn.Module):
         def __init__(self) -> None:
@@ -324,6 +327,7 @@ class Recurrent(nn.Module):
         return self.layers(x)[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_recurrent_layers():
     torch.manual_seed(0)

@@ -121,6 +121,7 @@ def test_two_convolutions_are_one_kernel(image, channels, size, stride, padding,
     check(network)
 
 
+@pytest.mark.thorough
 def test_every_cut_of_the_second_convolution():
     shape = (1, 16, 24, 24), 96
     asked = Network(*shape).choices.candidates

@@ -184,6 +184,7 @@ class Masked(Encoder):
         return self.layer(x, src_key_padding_mask=mask), y.t(), y[1:] * 2
 
 
+@pytest.mark.thorough
 def test_sizes_that_become_equal_in_translation_are_one() -> None:
     """PyTorch records the fast path without asking whether the mask fits. The symbols of the last
     argument, of which a view is returned, get other names.
