@@ -9,6 +9,8 @@
 # make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
 # make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
+# make libraries        networks of timm, diffusers and others against eager, into docs/coverage.md
+#                       (half an hour)
 # make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
 # make programs         2,000 random programs, 300 sequences and 1,000 layers against eager,
 #                       into docs/coverage.md
@@ -86,8 +88,8 @@ ROWS ?=
 BEFORE ?= build/structure/before.json
 QUICK ?=
 
-.PHONY: demo install test smoke matrix aarch64 sanitize tsan fuzz soak soak-serving opinfo models programs lint format \
-	bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check gpu-bundle \
+.PHONY: demo install test smoke matrix aarch64 sanitize tsan fuzz soak soak-serving opinfo models libraries programs \
+	lint format bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check gpu-bundle \
 	docs wheel wheels clean
 
 demo: install
@@ -137,6 +139,11 @@ programs: install
 models: install
 	$(BIN)/python -m conformance.models run
 	$(BIN)/python -m conformance.models report
+
+# As `models`, in build/libraries.
+libraries: $(VENV)/.libraries
+	$(BIN)/python -m conformance.models run --table libraries
+	$(BIN)/python -m conformance.models report --table libraries
 
 lint: install
 	$(BIN)/ruff check .
@@ -229,6 +236,10 @@ EXTRA := import sys, tomllib; \
 
 $(VENV)/.docs: $(VENV)/.built
 	$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "$(EXTRA)" docs)
+	touch $@
+
+$(VENV)/.libraries: $(VENV)/.built
+	$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "$(EXTRA)" libraries)
 	touch $@
 
 # One that cannot be installed is a blank in the table.

@@ -49,11 +49,15 @@ class Architecture:
         import transformers
 
         configuration = getattr(transformers, self.configuration)(**self.settings)
-        return _with_lively_weights(getattr(transformers, self.network)(configuration)).eval()
+        return with_lively_weights(getattr(transformers, self.network)(configuration)).eval()
+
+    def call(self, network: Any, inputs: Inputs) -> Any:
+        """Call it with the arguments that were drawn."""
+        return network(**inputs)
 
 
 @torch.no_grad()
-def _with_lively_weights(network: nn.Module) -> nn.Module:
+def with_lively_weights(network: nn.Module) -> nn.Module:
     """Give every weight a size that shows in the result.
 
     As transformers begins, attention is all but uniform, biases are zero and normalisations do

@@ -1,11 +1,11 @@
-"""Architectures of transformers through the decorator, compared with eager.
+"""Networks of transformers and of other libraries through the decorator, compared with eager.
 
-    python -m conformance.models run [--only "bert gpt*"] [--jobs 1]
-    python -m conformance.models report
+    python -m conformance.models run [--table libraries] [--only "bert gpt*"] [--jobs 1]
+    python -m conformance.models report [--table libraries]
 
 Each runs in a process of its own, so that one that ends the process is counted like any other.
-What is known is kept in ``build/models``: the next run does what is missing, and what ``--only``
-names. ``report`` prints the table and writes it into ``docs/coverage.md``.
+What is known is kept in ``build/models`` or ``build/libraries``: the next run does what is missing,
+and what ``--only`` names. ``report`` prints the table and writes it into ``docs/coverage.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,51 +28,59 @@ from rich.table import Table
 
 from conformance.architectures import ARCHITECTURES
 from conformance.document import replace_section
-from conformance.trial import SIZES, Trial, attempt
+from conformance.libraries import LIBRARIES
+from conformance.trial import SIZES, Subject, Trial, attempt
 
+#: By the name of their section in the document.
+TABLES: dict[str, Mapping[str, Subject]] = {"models": ARCHITECTURES, "libraries": LIBRARIES}
 RECORDS = "trials.jsonl"
-PATIENCE = 900  # seconds for one architecture
+PATIENCE = 900  # seconds for one network
 
 
 def main() -> None:
     """Do one of the steps; ``one`` is what the processes of ``run`` do."""
-    parser = argparse.ArgumentParser(description="Architectures of transformers against eager")
+    parser = argparse.ArgumentParser(description="Networks against eager")
     parser.add_argument("step", choices=["run", "report", "one"])
     parser.add_argument("--only", default="", help="names or patterns, such as 'bert gpt*'")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at a time")
-    parser.add_argument("--folder", type=Path, default=Path("build/models"))
+    parser.add_argument("--table", choices=list(TABLES), default="models")
     given = parser.parse_args()
     if given.step == "one":
-        trial = attempt(given.only, ARCHITECTURES[given.only])
+        trial = attempt(given.only, TABLES[given.table][given.only])
         sys.stdout.write(json.dumps(dataclasses.asdict(trial)))
         return
-    given.folder.mkdir(parents=True, exist_ok=True)
+    folder = Path("build", given.table)
+    folder.mkdir(parents=True, exist_ok=True)
     if given.step == "run":
-        run(given.only.split(), given.jobs, given.folder)
-    report(read(given.folder), write=given.step == "report")
+        run(given.table, given.only.split(), given.jobs, folder)
+    trials = read(folder, TABLES[given.table])
+    show(trials.values())
+    if given.step == "report":
+        replace_section(given.table, document(trials.values()))
 
 
-def run(only: list[str], jobs: int, folder: Path) -> None:
+def run(table: str, only: list[str], jobs: int, folder: Path) -> None:
     """Try what is named, or else what was not tried before; keep each result as it comes."""
-    known = read(folder)
+    known = read(folder, TABLES[table])
     console = Console(highlight=False)
     names = [
         name
-        for name in ARCHITECTURES
+        for name in TABLES[table]
         if (any(fnmatch(name, pattern) for pattern in only) if only else name not in known)
     ]
     with ThreadPoolExecutor(jobs) as pool, (folder / RECORDS).open("a") as records:
-        for trial in pool.map(lambda name: _in_a_process(name, folder), names):
+        for trial in pool.map(lambda name: _in_a_process(table, name, folder), names):
             records.write(json.dumps(dataclasses.asdict(trial)) + "\n")
             records.flush()
             line = f"{trial.name}: {_verdict(trial)}, {how_it_ran(trial)}"
             console.print(line, style="" if trial.right else "red", markup=False, soft_wrap=True)
 
 
-def _in_a_process(name: str, folder: Path) -> Trial:
+def _in_a_process(table: str, name: str, folder: Path) -> Trial:
     log = folder / f"{name}.log"
-    command = [sys.executable, "-m", "conformance.models", "one", "--only", name]
-    kind = ARCHITECTURES[name].kind
+    steps = ["one", "--table", table, "--only", name]
+    command = [sys.executable, "-m", "conformance.models", *steps]
+    kind = TABLES[table][name].kind
     try:
         with log.open("w") as errors:
             done = subprocess.run(
@@ -95,24 +103,23 @@ def _in_a_process(name: str, folder: Path) -> Trial:
     return Trial(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def read(folder: Path) -> dict[str, Trial]:
-    """Return the last result of each architecture, in the order of the table."""
+def read(folder: Path, table: Mapping[str, Subject]) -> dict[str, Trial]:
+    """Return the last result of each network, in the order of the table."""
     path = folder / RECORDS
     lines = path.read_text().splitlines() if path.exists() else []
     trials = {trial.name: trial for trial in (Trial(**json.loads(line)) for line in lines)}
-    return {name: trials[name] for name in ARCHITECTURES if name in trials}
+    return {name: trials[name] for name in table if name in trials}
 
 
-def report(trials: dict[str, Trial], write: bool) -> None:
-    """Print a table and, if asked to, write it into the document."""
-    table = Table("architecture", "kind", "right", "ran", "sizes", "error", "eager's", box=None)
-    for trial in trials.values():
+def show(trials: Iterable[Trial]) -> None:
+    """Print a table, and how many are right."""
+    trials = list(trials)
+    table = Table("network", "kind", "right", "ran", "sizes", "error", "eager's", box=None)
+    for trial in trials:
         table.add_row(*_row(trial), style="" if trial.right else "red")
     console = Console()
     console.print(table)
-    console.print(summary(trials.values()), markup=False)
-    if write:
-        replace_section("models", document(trials.values()))
+    console.print(summary(trials), markup=False)
 
 
 def summary(trials: Iterable[Trial]) -> str:
@@ -122,7 +129,7 @@ def summary(trials: Iterable[Trial]) -> str:
     compiled = sum(trial.right and trial.compiled for trial in trials)
     whole = sum(trial.right and trial.compiled and not trial.bridged for trial in trials)
     return (
-        f"{right} of {len(trials)} architectures are right; {compiled} are one compiled program, "
+        f"{right} of {len(trials)} networks are right; {compiled} are one compiled program, "
         f"{whole} of them without a call of PyTorch's."
     )
 
@@ -139,7 +146,7 @@ def document(trials: Iterable[Trial]) -> str:
         "Error is the largest against float64 over the largest output, of the tensor where ours is "
         "largest; beside it eager PyTorch's of the same tensor.",
         "",
-        "| architecture | kind | right | ran | sizes | error | eager's |",
+        "| network | kind | right | ran | sizes | error | eager's |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     return "\n".join(lines + [f"| {' | '.join(_row(trial))} |" for trial in trials])
@@ -150,7 +157,7 @@ def how_it_ran(trial: Trial) -> str:
     if not trial.compiled:
         # where the packages are installed says nothing
         reason = re.sub(r"/\S+/site-packages/", "", trial.reason)
-        return f"eager: {reason}" if reason else "nothing"
+        return ": ".join(filter(None, ["in parts" if trial.programs else "eager", reason]))
     if trial.bridged:
         called = ", ".join(f"{count} × {name}" for name, count in sorted(trial.bridged.items()))
         return f"compiled, bridged {called}"

@@ -1,4 +1,4 @@
-"""One architecture through the decorator, compared with eager."""
+"""One network through the decorator, compared with eager."""
 
 from __future__ import annotations
 
@@ -6,22 +6,45 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from conformance.architectures import Architecture
+from conformance.architectures import Inputs, Sizes
 from conformance.comparison import Different, compare
 from tvmify import tvmify
 from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.outcome import Compiled
 
 
+class Subject(Protocol):
+    """How to make a network, to draw the arguments of a call, and to call it."""
+
+    @property
+    def kind(self) -> str:
+        """What it belongs to in the report."""
+        ...
+
+    @property
+    def build(self) -> Callable[[], nn.Module]:
+        """Makes the network, in evaluation mode."""
+        ...
+
+    @property
+    def inputs(self) -> Callable[[Sizes], Inputs]:
+        """Draws arguments."""
+        ...
+
+    @property
+    def call(self) -> Callable[[Any, Inputs], Any]:
+        """Calls the network with arguments that were drawn."""
+        ...
+
+
 @dataclass
 class Trial:
-    """What came of one architecture.
+    """What came of one network.
 
     Attributes
     ----------
@@ -66,24 +89,27 @@ class Trial:
 SIZES = ((2, 12), (2, 12), (3, 17), (2, 9), (5, 13))
 
 
-def attempt(
-    name: str, architecture: Architecture, sizes: Sequence[tuple[int, int]] = SIZES
-) -> Trial:
+def attempt(name: str, subject: Subject, sizes: Sequence[Sizes] = SIZES) -> Trial:
     """Build a network, call it with other values and other sizes, and compare."""
     torch.manual_seed(0)
-    trial = Trial(name, architecture.kind)
-    network = architecture.build()
+    trial = Trial(name, subject.kind)
+    network = subject.build()
     # copies, for some models of transformers leave hooks in themselves when they are called
     wide = _in_float64(network)
     fast: Any = tvmify(copy.deepcopy(network), cache=False, compare=False, progress=False)
-    drawn = [architecture.inputs(size) for size in sizes]
+    drawn = [subject.inputs(size) for size in sizes]
+
+    def seeded(network: nn.Module, inputs: Inputs) -> Any:
+        torch.manual_seed(1)  # some draw numbers in evaluation, too
+        return subject.call(network, inputs)
+
     with torch.inference_mode():
         try:
             for inputs in (drawn[0], *drawn):
                 start = time.perf_counter()
-                result = _seeded(fast, inputs)
+                result = seeded(fast, inputs)
                 trial.seconds = trial.seconds or time.perf_counter() - start
-                errors = compare(result, _seeded(network, inputs), _exact(wide, inputs))
+                errors = compare(result, seeded(network, inputs), seeded(wide, _widened(inputs)))
                 if errors.ours >= trial.error:
                     trial.error, trial.eager_error = errors.ours, errors.eager
             trial.right = True
@@ -102,24 +128,20 @@ def _in_float64(network: nn.Module) -> nn.Module:
     return wide
 
 
-def _exact(wide: nn.Module, inputs: dict[str, Tensor]) -> Any:
-    widened: dict[str, Tensor] = pytree.tree_map(
-        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, inputs
-    )
-    return _seeded(wide, widened)
-
-
-def _seeded(network: Callable[..., Any], inputs: dict[str, Tensor]) -> Any:
-    torch.manual_seed(1)  # some draw numbers in evaluation, too
-    return network(**inputs)
+def _widened(inputs: Inputs) -> Inputs:
+    return {
+        name: tensor.double() if tensor.is_floating_point() else tensor
+        for name, tensor in inputs.items()
+    }
 
 
 def _note_how_it_ran(fast: Any, trial: Trial) -> None:
     outcomes = list(dispatcher_of(fast).state.memory.values())
-    outcome = outcomes[-1]
+    outcome = outcomes[-1] if outcomes else None
     trial.programs = fast.cache_info().builds
     if not isinstance(outcome, Compiled):
-        trial.reason = outcome.reason.reason if outcome.reason else "by regions"
+        reason = outcome.reason if outcome is not None else None
+        trial.reason = reason.reason if reason is not None else ""
         return
     reasons = [one.facts.one_shape for one in outcomes if isinstance(one, Compiled)]
     trial.one_shape = "; ".join(str(why.reason) for why in reasons if why is not None)

@@ -12,6 +12,7 @@ import torch
 
 from conformance.architectures import ARCHITECTURES
 from conformance.comparison import Different, compare
+from conformance.libraries import Network
 from conformance.models import read, summary
 from conformance.trial import SIZES, Trial, attempt
 
@@ -24,6 +25,19 @@ def test_architecture(name: str) -> None:
     trial = attempt(name, ARCHITECTURES[name], SIZES[:2])
     assert trial.right, trial.difference
     assert trial.compiled, trial.reason
+
+
+def test_a_network_may_be_called_in_its_own_way() -> None:
+    network = Network(
+        "a library",
+        lambda: torch.nn.Linear(3, 4).eval(),
+        lambda sizes: {"rows": torch.randn(sizes[0], 3)},
+        lambda network, inputs: [network(inputs["rows"])],
+    )
+    trial = attempt("linear", network)
+    assert trial.right, trial.difference
+    assert trial.compiled, trial.reason
+    assert trial.programs == 2
 
 
 class Cache:
@@ -68,9 +82,9 @@ def test_last_result_of_an_architecture_counts(tmp_path: Path) -> None:
     ]
     lines = [json.dumps(asdict(trial)) for trial in trials]
     (tmp_path / "trials.jsonl").write_text("\n".join(lines))
-    known = read(tmp_path)
+    known = read(tmp_path, ARCHITECTURES)
     assert list(known) == ["bert", "gpt2", "vit"]
     assert summary(known.values()) == (
-        "2 of 3 architectures are right; 2 are one compiled program, 1 of them without a call of "
+        "2 of 3 networks are right; 2 are one compiled program, 1 of them without a call of "
         "PyTorch's."
     )
