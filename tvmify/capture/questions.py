@@ -32,7 +32,8 @@ ASKING = frozenset(
 _UNANSWERABLE = frozenset(
     "get_num_threads get_num_interop_threads initial_seed get_rng_state is_anomaly_enabled".split()
 )
-#: Functions that change what later calls mean; recordings are decomposed without that.
+#: Functions that change torch's defaults for later calls. A recording is decomposed without that
+#: change.
 _DEFAULTS = frozenset({"set_default_dtype", "set_default_tensor_type"})
 #: Attributes and methods of tensors whose values may do so.
 _OF_TENSORS = {

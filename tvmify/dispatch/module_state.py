@@ -25,7 +25,8 @@ from tvmify.signature import Args, Kwargs
 _MOST_STATES = 32
 #: The same, for changes that its own calls make. Some modules set attributes in first calls only.
 _MOST_OWN_CHANGES = 4
-#: After so many, a call in eager shows whether there are more, since a capture costs far more.
+#: After this many, the next call runs in eager to see whether there are more, since a capture costs
+#: far more.
 _FEW_OWN_CHANGES = 2
 
 

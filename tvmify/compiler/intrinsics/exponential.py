@@ -23,7 +23,7 @@ LN2 = {
     24: (0.693359375, -2.12194440e-4),
     53: (0.693147180559663, 2.8235290563031577e-13),
 }
-#: Of ``(e**r - 1 - r) / r**2`` up to half of ln 2.
+#: Coefficients of a polynomial in ``r`` for ``(e**r - 1 - r) / r**2``, r up to half of ln 2.
 _EXP = {
     24: (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5),
     53: (
@@ -39,7 +39,7 @@ _EXP = {
         0.5000000000000001,
     ),
 }
-#: Of ``(2**r - 1) / r`` up to a half.
+#: Coefficients of a polynomial in ``r`` for ``(2**r - 1) / r``, r up to a half.
 _EXP2 = {
     24: (
         1.5297502613975666e-05,
@@ -64,7 +64,7 @@ _EXP2 = {
         0.6931471805599453,
     ),
 }
-#: Of ``-log(erfc x) / x - 1`` up to 3.95, for float32.
+#: Coefficients of a polynomial in ``x`` for ``-log(erfc(x)) / x - 1``, x up to 3.95, in float32.
 _ERF = (
     -9.256279554392677e-06,
     0.00011764139344450086,
@@ -76,7 +76,7 @@ _ERF = (
     0.6366193890571594,
     0.1283791661262512,
 )
-#: Of ``erf(x) / x`` in ``x**2`` up to 1, for float64.
+#: Coefficients of a polynomial in ``x**2`` for ``erf(x) / x``, x up to 1, in float64.
 _ERF_OF_SQUARE = (
     -7.795898827002142e-10,
     1.3720064546777686e-08,
@@ -91,7 +91,8 @@ _ERF_OF_SQUARE = (
     -0.37612638903183543,
     1.1283791670955126,
 )
-#: Of ``e**(x * x) erfc x`` between 1 and 6 in ``(x - m) / (x + m)``, for float64; and m.
+#: Coefficients of a polynomial in ``(x - m) / (x + m)`` for ``e**(x * x) * erfc(x)``, x from 1 to
+#: 6, in float64; `_MIDDLE` is m.
 _ERFCX = (
     -1.587633893127344e-06,
     -2.2328516517555215e-06,

@@ -25,7 +25,7 @@ _LOG10_OF_2 = {
 #: 1 / ln 2 and 1 / ln 10, in two parts for float64.
 _OF_BASE_2 = (1.4426950408889634, 2.0355273740931033e-17)
 _OF_BASE_10 = (0.4342944819032518, 1.098319650216765e-17)
-#: Of ``(log(1 + f) - f) / f**2``, for float32.
+#: Coefficients of a polynomial in ``f`` for ``(log(1 + f) - f) / f**2``, in float32.
 _OF_F = (
     0.11330617219209671,
     -0.12422200292348862,
@@ -38,7 +38,8 @@ _OF_F = (
     0.3333333432674408,
     -0.5,
 )
-#: Of ``(log((1 + s) / (1 - s)) / s - 2) / s**2`` in ``s**2``, for float64.
+#: Coefficients of a polynomial in ``s**2`` for ``(log((1 + s) / (1 - s)) / s - 2) / s**2``, in
+#: float64.
 _OF_S = (
     0.13609030262858499,
     0.13209708242059462,

@@ -21,7 +21,7 @@ _PI = {
     24: (3.1415927410125732, -8.742277657347586e-08, -3.4302490200105e-15),
     53: (3.141592653589793, 1.2246467991473532e-16, -2.9947698097183397e-33),
 }
-#: Of ``(sin r - r) / r**3`` in ``r**2`` up to half of pi.
+#: Coefficients of a polynomial in ``r**2`` for ``(sin r - r) / r**3``, r up to half of pi.
 _SINE = {
     24: (
         -2.406801513643586e-08,
@@ -44,7 +44,7 @@ _SINE = {
 _LARGE = 65536.0
 #: Quotients of numbers between these neither overflow nor lose the digits of a normal result.
 _SAFE = {24: (1e-37, 3e38), 53: (1e-307, 1.5e308)}
-#: Of ``(tan r - r) / r**3`` in ``r**2`` up to a quarter of pi.
+#: Coefficients of a polynomial in ``r**2`` for ``(tan r - r) / r**3``, r up to a quarter of pi.
 _TANGENT = {
     24: (
         0.004065345041453838,
@@ -73,7 +73,8 @@ _TANGENT = {
         0.3333333333333333,
     ),
 }
-#: Of ``(atan x - x) / x**3`` in ``x**2``, up to 1, and in float64 up to tan(pi / 8).
+#: Coefficients of polynomials in ``x**2`` for ``(atan x - x) / x**3``, x up to 1, and in float64 up
+#: to tan(pi / 8).
 _ARCTANGENT = {
     24: (
         -0.0023869972210377455,
@@ -100,7 +101,7 @@ _ARCTANGENT = {
         -0.3333333333333333,
     ),
 }
-#: Of ``(asin x - x) / x**3`` in ``x**2`` up to a half.
+#: Coefficients of a polynomial in ``x**2`` for ``(asin x - x) / x**3``, x up to a half.
 _ARCSINE = {
     24: (
         0.03369084745645523,

@@ -94,8 +94,8 @@ class Direct:
     Attributes
     ----------
     groups, side, out_channels, in_channels
-        So many groups of the convolution as fill whole vectors, `side`, are one group here, with
-        `out_channels` together; each of these still sees its own `in_channels` alone.
+        `side` groups of the convolution, which together fill whole vectors, are one group here,
+        with `out_channels` in all; each of these still reads its own `in_channels` only.
     block
         Input channels whose weights stay in L1 while all pixels meet them, and the next are
         fetched: each weight is then read from afar once, without a wait. All input

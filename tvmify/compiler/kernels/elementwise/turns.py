@@ -1,4 +1,4 @@
-"""Where conditions on the place in a row turn, as those of borders and concatenations."""
+"""Positions in a row at which a condition changes, as at borders and in concatenations."""
 
 from __future__ import annotations
 
