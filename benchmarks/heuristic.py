@@ -34,10 +34,10 @@ from tvmify.compiler.environment import prepare_tvm
 from tvmify.runtime import cpu_features, measure
 from tvmify.target import target_for
 
-#: Shares of shapes that are to be within so many percent of the fastest.
+#: For each distance from the fastest, in percent, the share of shapes that should be within it.
 GOALS = {10: 0.80, 25: 1.00}
-#: A shape that seems to lose more than so much is measured so many times: of ten candidates one
-#: is the fastest by luck.
+#: A shape that seems to lose more than the first number is measured as often as the second says,
+#: since of ten candidates one is the fastest by luck.
 _DOUBTFUL, _VISITS = 0.05, 5
 #: Seconds after which the building of a kernel is worth a line.
 _SLOW = 3.0

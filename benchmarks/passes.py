@@ -86,11 +86,11 @@ def main(
     models
         The names of all.
     make
-        Returns the pass of a contender on a model, of so many of what is counted.
+        Returns the pass of a contender on a model; the last argument is the count.
     counted
         The name of that among the arguments, and how many if none are given.
     describe
-        Says what a pass of so many is.
+        Describes a pass, given the count.
     """
     if sys.argv[1:2] == ["work"]:
         _, _, name, model, count = sys.argv

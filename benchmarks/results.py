@@ -76,7 +76,7 @@ class Row:
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest of all but us."""
+        """The fastest contender except tvmify."""
         times = {name: self.median_ms(name) for name in CONTENDERS if name != OURS}
         measured = {name: taken for name, taken in times.items() if taken is not None}
         return min(measured, key=lambda name: measured[name], default=None)

@@ -50,7 +50,7 @@ class Shape:
         return cls(columns=int(words[3]), image=image, window=(size, stride, padding))
 
     def of_batch(self, batch: int) -> Shape:
-        """Return the shape for so many times the images or rows."""
+        """Return the shape with `batch` times as many images or rows."""
         if not self.image:
             return replace(self, rows=self.rows * batch)
         return replace(self, image=(self.image[0] * batch, *self.image[1:]))

@@ -27,7 +27,7 @@ LENGTHS = (2, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 33, 47, 64, 65, 100, 128, 200,
 BATCHES = (2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 25, 28, 29, 30, 31, 32, 33)
 #: Heights and widths of images, which are halved five times.
 SIDES = (96, 160, 192, 224, 256, 320)
-#: A call takes part in so many rounds, each of at least so many CPU seconds.
+#: The number of rounds of each call, and the least CPU seconds of a round.
 ROUNDS, SHORTEST = 9, 0.02
 
 

@@ -60,8 +60,8 @@ class Architecture:
 def with_lively_weights(network: nn.Module) -> nn.Module:
     """Give every weight a size that shows in the result.
 
-    As transformers begins, attention is all but uniform, biases are zero and normalisations do
-    nothing: whatever goes wrong there would be lost in the tolerance.
+    As transformers initializes them, attention is nearly uniform, biases are zero and
+    normalizations do nothing: an error there would be lost in the tolerance.
     """
     for name, weight in network.named_parameters():
         if name.endswith("weight") and weight.dim() > 1:

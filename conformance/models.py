@@ -141,10 +141,9 @@ def document(trials: Iterable[Trial]) -> str:
         summary(trials),
         "",
         f"Each is called with {len(set(SIZES))} pairs of a batch and, where there is text, a "
-        "length; the column says whether one program, or one for each class, serves all but the "
-        "first. "
-        "Error is the largest against float64 over the largest output, of the tensor where ours is "
-        "largest; beside it eager PyTorch's of the same tensor.",
+        "length; the column says whether one program, or one for each class, serves all pairs "
+        "after the first. Error is the largest against float64 over the largest output, of the "
+        "tensor where ours is largest; beside it eager PyTorch's of the same tensor.",
         "",
         "| network | kind | right | ran | sizes | error | eager's |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -49,7 +49,7 @@ def write(found: Found) -> None:
         name for result in found.values() if result.outcome == BRIDGED for name in result.operators
     )
     if bridged:
-        lines += ["", "| run as ATen calls | samples |", "| --- | ---: |"]
+        lines += ["", "| computed by PyTorch, inside the program | samples |", "| --- | ---: |"]
         lines += [_row([f"`{name}`", f"{count:,}"]) for name, count in bridged.most_common()]
     replace_section("opinfo", "\n".join(lines))
 

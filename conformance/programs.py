@@ -150,7 +150,7 @@ def programs(draw: Draw) -> Program:
 def draw_steps(
     draw: Draw, values: list[Value], names: Sequence[str], number: int, elements: int = 512
 ) -> tuple[Step, ...]:
-    """Draw so many steps, less those that do not fit, and add their results to the values.
+    """Draw `number` steps, less those that do not fit, and add their results to the values.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def explore(
     number: int,
     seed: int | None,
 ) -> Counter[tuple[str, str]]:
-    """Draw and check so many modules; count their parts by where they ran and why.
+    """Draw and check `number` modules; count their parts by where they ran and why.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def explore(
 
 
 def settings(examples: int, seed: int | None) -> hypothesis.settings:
-    """Return how to draw so many modules; `seed` is that of `explore`."""
+    """Return how to draw `examples` modules; `seed` is that of `explore`."""
     return hypothesis.settings(
         max_examples=examples,
         derandomize=seed is None,

@@ -110,7 +110,9 @@ SETUPS = st.builds(
 
 
 def _draw_event(seed: int) -> SeededEvent:
-    """Return an event; all but calls are equally likely, which Hypothesis's choices are not."""
+    """Return an event: a call in half of the cases, otherwise of any kind, all equally likely,
+    which Hypothesis's own choices are not.
+    """
     chance = Random(seed)
     names = CALLS if chance.random() < 0.5 else sorted(EVENTS)
     return SeededEvent(chance.choice(names), seed)
