@@ -59,7 +59,7 @@ def freed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shortened(tensor: torch.Tensor, size: int = 8) -> torch.Tensor:
-    """Return a tensor whose storage was resized to so many bytes."""
+    """Return a tensor whose storage was resized to `size` bytes."""
     tensor = tensor.clone()
     tensor.untyped_storage().resize_(size)
     return tensor

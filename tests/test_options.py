@@ -26,7 +26,7 @@ def test_environment_moves_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CompileOptions.of({"cache": False}).cache_directory() is None
 
 
-def test_url_is_a_second_cache_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_is_a_shared_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVMIFY_CACHE_DIR", "/somewhere")
     options = CompileOptions.of({"cache": "s3://bucket/prefix"})
     assert options.cache_directory() == Path("/somewhere")

@@ -16,8 +16,9 @@ TIMES_EAGER = {torch.float64: 2.0, torch.float32: 2.0, torch.float16: 3.0, torch
 SLACK = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 #: The accuracy policy (docs/accuracy.md), for one layer in float32: its largest error against
-#: float64 is at most so many times eager's, or so much of the largest output, whichever is more.
-#: The second number of "strict" is one rounding: eager may be exact by luck.
+#: float64 is at most a multiple of eager's (the first number), or a fraction of the largest output
+#: (the second), whichever is more. That fraction is one rounding for "strict", since eager may be
+#: exact by luck.
 POLICY = {"default": (5.0, 1.5e-6), "strict": (2.0, 2.0**-23)}
 
 

@@ -36,8 +36,8 @@ def identity(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return F.dropout(x, 0.5, training=False), (x + 1).clone()
 
 
-def turned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # The turned one is contiguous: where an axis of one element lies does not matter.
+def transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # The transposed tensor is contiguous: where an axis of one element lies does not matter.
     y = (x + 1).reshape(1, 3, 4, 1).contiguous(memory_format=torch.channels_last)
     return y.transpose(1, 2), y
 
@@ -50,7 +50,7 @@ def storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("function", [shared, chunks, identity, turned])
+@pytest.mark.parametrize("function", [shared, chunks, identity, transposed])
 def test_results_share_memory_as_in_eager(function: Callable[..., Any], no_grad: None):
     fast = decorate(function, strict=True)
     for _ in range(2):

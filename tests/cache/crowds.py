@@ -138,7 +138,7 @@ def _store_forever(directory: Path, seed: int, calls: int | None, reports: Any) 
 
 
 def _killer(calls: int) -> Callable[..., None]:
-    """Return what ends this process before or after so many calls of functions in C."""
+    """Return what ends this process before or after `calls` calls of functions in C."""
     remaining = itertools.count(calls, -1)
 
     def count(_frame: Any, event: str, _function: Any) -> None:
@@ -174,7 +174,7 @@ def _is_right(artifact: Artifact, number: int) -> bool:
 
 
 def _run_all(take_part: Callable[[int], None], processes: int) -> list[int | None]:
-    """Run a function in so many processes; return the exit codes of those that failed."""
+    """Run a function in `processes` processes; return the exit codes of those that failed."""
 
     def strictly(number: int) -> None:
         warnings.simplefilter("error")

@@ -28,7 +28,7 @@ def test_registers(target, lanes, registers):
 @pytest.mark.parametrize(
     "named", [{"mcpu": "sapphirerapids"}, {"mattr": ["+avx512f", "+avx512fp16"]}]
 )
-def test_processors_with_half_precision_have_more_in_the_first_cache(named):
+def test_processors_with_half_precision_have_a_larger_l1(named):
     usual = Microarchitecture.of(AVX512)
     machine = Microarchitecture.of(tvm.target.Target({"kind": "llvm", **named}))
     assert machine.l1_bytes == 48 << 10 > usual.l1_bytes

@@ -158,12 +158,12 @@ def test_elements_in_another_order_get_the_draws_of_eager() -> None:
 
     fast = tvmify.tvmify(noisy, strict=True)
     x = torch.ones(2, 3, 4)
-    for turned, runs in (x, True), (x.transpose(0, 1).contiguous().transpose(0, 1), False):
+    for transposed, runs in (x, True), (x.transpose(0, 1).contiguous().transpose(0, 1), False):
         torch.manual_seed(0)
-        want = noisy(turned)
+        want = noisy(transposed)
         torch.manual_seed(0)
         if runs:
-            assert torch.equal(fast(turned), want)
+            assert torch.equal(fast(transposed), want)
         else:
             with pytest.raises(NotCompiled, match="not contiguous"):
-                fast(turned)
+                fast(transposed)

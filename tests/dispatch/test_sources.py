@@ -33,7 +33,7 @@ def test_all_imports_are_followed() -> None:
         assert parsed(path) <= sources.imports(path.read_bytes(), inside), path
 
 
-#: A package whose `compiler` reaches all but `own`, `cli` and what those import.
+#: A package whose `compiler` reaches everything except `own`, `cli` and what those import.
 SMALL = {
     "__init__.py": "from small import cli",
     "cli.py": "from small import own",

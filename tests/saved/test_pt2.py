@@ -50,7 +50,7 @@ class Net(nn.Module):
     def forward(self, image: torch.Tensor, gain: float = 2.0) -> dict[str, torch.Tensor]:
         hidden = torch.relu(self.norm(self.first(image))) * gain
         hidden = self.tied(self.second(hidden)) * self.scales[0] + self.shift
-        return {"result": hidden, "turned": hidden.t()}
+        return {"result": hidden, "transposed": hidden.t()}
 
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)

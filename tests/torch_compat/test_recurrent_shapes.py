@@ -78,4 +78,4 @@ def test_other_threads_still_decompose_layers():
         thread = threading.Thread(target=trace)
         thread.start()
         thread.join()
-    assert found[0] > 5 * 4  # so many operators for each of the steps
+    assert found[0] > 5 * 4  # five operators for each of the steps

@@ -172,7 +172,7 @@ def test_pooling_of_other_ranks_and_sizes():
     )
     check_each(
         {
-            "turned line": lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1),
+            "transposed sequence": lambda x: F.adaptive_avg_pool1d(x.transpose(1, 2), 1),
             "three of a line": lambda x: F.adaptive_avg_pool1d(x, 3),
             "channels last": lambda x: F.adaptive_avg_pool2d(x[:, None].permute(0, 3, 1, 2), 1),
         },

@@ -26,7 +26,7 @@ class Weighted(nn.Module):
 
 
 def _is_packed(artifact: Artifact, elements: int) -> bool:
-    """Whether there is one weight, which is packed, of at least so many elements."""
+    """Whether there is one weight, which is packed, of at least `elements` elements."""
     (name,) = artifact.packed
     kind, shape = name.split(": ")[:2]
     extents = shape[shape.index("[") + 1 : shape.index("]")].split(",")

@@ -56,8 +56,8 @@ def _gated_reference(x, gate, up):
 
 
 def _attention(builder, query, key, value):
-    turned = builder.emit(op.permute_dims(key, [0, 1, 3, 2]))
-    scores = builder.emit(op.matmul(query, turned))
+    transposed = builder.emit(op.permute_dims(key, [0, 1, 3, 2]))
+    scores = builder.emit(op.matmul(query, transposed))
     return op.matmul(builder.emit(op.nn.softmax(scores)), value)
 
 
@@ -80,8 +80,8 @@ def _heads(builder, x):
 
 def _together(builder, x):
     batch, heads, length, size = x.ty.shape.values
-    turned = builder.emit(op.permute_dims(x, [0, 2, 1, 3]))
-    return op.reshape(turned, [batch, length, heads * size])
+    transposed = builder.emit(op.permute_dims(x, [0, 2, 1, 3]))
+    return op.reshape(transposed, [batch, length, heads * size])
 
 
 def _narrow(builder, x, weight):

@@ -23,7 +23,7 @@ FLIPS: dict[str, Callable[[Tensor], Tensor]] = {
     "product": lambda x: torch.kron(x, torch.ones(2, 2)).flip(0),
     "one axis": lambda x: x[0, :4].repeat(2).flip(0),
     "upsampled": lambda x: F.interpolate(x[None, None], scale_factor=3.0).flip(2),
-    "turned": lambda x: F.interpolate(x[None, None], scale_factor=2.0).rot90(1, (2, 3)),
+    "rotated": lambda x: F.interpolate(x[None, None], scale_factor=2.0).rot90(1, (2, 3)),
     "shuffled": lambda x: F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2).flip(2, 3),
 }
 

@@ -221,10 +221,10 @@ def test_rows_times_weights(check: Check, shape: tuple[int, ...], dtype: torch.d
             self.layers = nn.Sequential(
                 nn.Linear(wide, 150), nn.GELU(), nn.Linear(150, 132, bias=False)
             )
-            self.turned = nn.Parameter(torch.randn(132, 129) / 12)
+            self.transposed = nn.Parameter(torch.randn(132, 129) / 12)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.tanh(self.layers(x) @ self.turned + x[..., :1])
+            return torch.tanh(self.layers(x) @ self.transposed + x[..., :1])
 
     rules = check(Net().eval().to(dtype), torch.randn(*shape, dtype=dtype), tuning=ALWAYS_A_KERNEL)
     found = Counter(rules.values())

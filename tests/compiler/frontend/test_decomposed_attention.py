@@ -139,7 +139,7 @@ class Baddbmm(Decomposed):
 
 
 class Bart(Decomposed):
-    """Batches and heads are apart for the mask alone."""
+    """Batches and heads are separate axes for the mask only."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, _ = x.shape
@@ -222,7 +222,7 @@ class Image(Decomposed):
 
 
 class NonLocal(Decomposed):
-    """As `Image`, but what is turned are the values."""
+    """As `Image`, but the values are transposed."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         q, k, v = [part.transpose(1, 2).contiguous() for part in self.qkv(x).chunk(3, dim=-1)]
@@ -404,7 +404,7 @@ def test_expanded_key_mask():
 
 
 def few_seen(queries: int) -> Tensor:
-    """Return what hides all but three keys from the first batch, and all from the second."""
+    """Return a mask: the first batch sees three keys, and the second none."""
     hidden = torch.tensor([False, True]).view(2, 1, 1, 1).expand(2, 1, queries, PLACES).clone()
     hidden[0, 0, :, 3:] = True
     return hidden
@@ -480,11 +480,11 @@ def test_heads_without_elements():
 # ------------------------------------------------------------------------- views of the scores
 
 
-@pytest.mark.parametrize("is_turned", [False, True])
-def test_a_vector_of_values_behind_a_view(is_turned: bool):
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_vector_of_values_behind_a_view(is_transposed: bool):
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = (q @ k.transpose(1, 2)).view(5, 6).softmax(-1)
-        return v @ weights.t() if is_turned else weights @ v
+        return v @ weights.t() if is_transposed else weights @ v
 
     artifact = check(Program(program), torch.randn(1, 5, 8), torch.randn(1, 6, 8), torch.randn(6))
     assert not is_fused(artifact)

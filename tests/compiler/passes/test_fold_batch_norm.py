@@ -89,8 +89,8 @@ class Reshaped(nn.Module):
         self.linear, self.norm = nn.Linear(8, 16), nn.BatchNorm1d(16)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        turned = F.relu(self.norm(self.linear(x).transpose(1, 2)))
-        return turned, F.relu(self.norm(self.linear(x).reshape(-1, 16)))
+        transposed = F.relu(self.norm(self.linear(x).transpose(1, 2)))
+        return transposed, F.relu(self.norm(self.linear(x).reshape(-1, 16)))
 
 
 def test_scale_moves_through_transposes_and_reshapes():

@@ -262,9 +262,9 @@ def test_windows():
         (winner,) = (report["changed"][name] for name in report["changed"] if kind in name)
         assert winner.endswith(end)
     image = (1, 40, 40, 16)
-    turned = [(1, 16, 40, 40)], [(1, 10, 10, 24)]  # on the way in and out
+    transposed = [(1, 16, 40, 40)], [(1, 10, 10, 24)]  # on the way in and out
     # The products of a pixel with 16 channels are more than those with a window of 3 × 3.
-    assert [shapes for shapes in stopwatch.shapes if shapes not in turned] == [
+    assert [shapes for shapes in stopwatch.shapes if shapes not in transposed] == [
         [(1, 20, 20, 16), (24, 1, 1, 16)],
         [image, (16, 3, 3, 1)],
         [image],

@@ -149,7 +149,7 @@ def test_reading_at_positions():
             "two": lambda x, i, j: x[i, j],
             "negative": lambda x, i, j: x[i - 4, -j - 1],
             "middle": lambda x, i, j: x[:, j[:, None]],
-            "apart": lambda x, i, j: x[i, :, j],
+            "separated": lambda x, i, j: x[i, :, j],
             "broadcast": lambda x, i, j: x[i[:, None], j],
             "select": lambda x, i, j: x.index_select(1, j),
             "gather": lambda x, i, j: x.gather(2, j.expand(4, 6, 3)),

@@ -68,8 +68,8 @@ def run(
         wanted = rule.prepared(about.mask, about, plan)
         if wanted != about.mask:
             padding = wanted.shape[3] - about.mask.shape[2]
-            turned = arrays[3].swapaxes(2, 3)
-            arrays = [*arrays[:3], np.pad(turned, [(0, 0)] * 3 + [(0, padding)])]
+            transposed = arrays[3].swapaxes(2, 3)
+            arrays = [*arrays[:3], np.pad(transposed, [(0, 0)] * 3 + [(0, padding)])]
         about = replace(about, mask=wanted)
     built = executable(rule.kernel(about, plan, machine), target)
     out = tvm.runtime.tensor(np.full(about.out, 7, about.dtype))

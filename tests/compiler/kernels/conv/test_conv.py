@@ -174,7 +174,7 @@ def _candidates(size, channels, out, window, stride, padding, target, count=1):
 
 @pytest.mark.parametrize("target", [AVX512, AVX2])
 def test_pixels_of_a_tile_lie_below_each_other(target):
-    # Neighbours in a row share inputs, of which LLVM keeps so many that it spills.
+    # Neighbours in a row share inputs; LLVM keeps too many of them in registers, and spills.
     tile = _candidates(256, 3, 32, 3, 1, 1, target)[0].tile
     assert tile.down >= tile.across > 1
 

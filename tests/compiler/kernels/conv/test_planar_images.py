@@ -21,7 +21,7 @@ class _Means(nn.Module):
         return self.layer(image).relu().mean((2, 3))
 
 
-def _turned(artifact: Artifact) -> int:
+def _transposed(artifact: Artifact) -> int:
     # Those of weights are fused with their packing.
     return sum(name.startswith("transpose") for name in artifact.report["kernels"])
 
@@ -42,7 +42,7 @@ def _turned(artifact: Artifact) -> int:
 def test_planar_images_are_not_transposed(shape: tuple[int, ...], layer: nn.Conv2d):
     artifact = check(_Means(layer), torch.randn(shape))
     assert "conv2d" in artifact.report["kernels"].values(), artifact.report
-    assert _turned(artifact) == 0, artifact.report
+    assert _transposed(artifact) == 0, artifact.report
 
 
 def test_non_finite_values():
@@ -64,7 +64,7 @@ def test_non_finite_values():
 )
 def test_other_images_are_transposed(layer: nn.Conv2d):
     artifact = check(_Means(layer), torch.randn(1, layer.in_channels, 40, 40))
-    assert _turned(artifact) == 1, artifact.report
+    assert _transposed(artifact) == 1, artifact.report
 
 
 class _Both(nn.Module):

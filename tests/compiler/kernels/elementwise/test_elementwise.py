@@ -320,8 +320,8 @@ def test_inverse_permutation_is_one_pass():
         *others, a, b = range(len(shape))
 
         def describe(builder, x):
-            turned = builder.emit(op.permute_dims(x, [*others, b, a]))
-            return op.permute_dims(builder.emit(op.flip(turned, a)), [*others, b, a])
+            transposed = builder.emit(op.permute_dims(x, [*others, b, a]))
+            return op.permute_dims(builder.emit(op.flip(transposed, a)), [*others, b, a])
 
         return check(
             describe, lambda x: np.flip(x, -1), [random(*shape)], rule="elementwise"

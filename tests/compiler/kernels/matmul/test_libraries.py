@@ -50,14 +50,14 @@ def _forced(_paired: None, monkeypatch: pytest.MonkeyPatch) -> None:
 class Product(nn.Module):
     """A product with a weight that lies in memory either way, and what follows."""
 
-    def __init__(self, turned: bool, bias: bool, after: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, transposed: bool, bias: bool, after: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(40, 64) if turned else torch.randn(64, 40))
+        self.weight = nn.Parameter(torch.randn(40, 64) if transposed else torch.randn(64, 40))
         self.bias = nn.Parameter(torch.randn(40)) if bias else None
-        self.turned, self.after = turned, after
+        self.transposed, self.after = transposed, after
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.turned:
+        if self.transposed:
             return self.after(F.linear(x, self.weight, self.bias))
         if self.bias is None:
             return self.after(x @ self.weight)
@@ -113,11 +113,11 @@ def by_library(module: nn.Module, *args: Tensor) -> Artifact:
 @pytest.mark.usefixtures("_forced")
 @pytest.mark.parametrize("shape", [(40, 64), (3, 17, 64)], ids=str)
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
-@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
-def test_results(dtype, shape, bias, turned):
+@pytest.mark.parametrize("transposed", [False, True], ids=["", "transposed"])
+def test_results(dtype, shape, bias, transposed):
     x = torch.randn(shape).to(dtype)
     for after in (torch.relu, lambda y: y):
-        module = Product(turned, bias, after).to(dtype)
+        module = Product(transposed, bias, after).to(dtype)
         artifact = by_library(module, x)
         (name,) = artifact.report["libraries"].values()
         assert name == NAMES[str(dtype)[6:]]

@@ -87,8 +87,9 @@ def test_two_activations(left, right):
 
 def test_transposed_activation():
     def scores(builder, query, key):
-        turned = builder.emit(op.permute_dims(key, [0, 1, 3, 2]))
-        return op.multiply(builder.emit(op.matmul(query, turned)), relax.const(0.125, "float32"))
+        transposed = builder.emit(op.permute_dims(key, [0, 1, 3, 2]))
+        product = builder.emit(op.matmul(query, transposed))
+        return op.multiply(product, relax.const(0.125, "float32"))
 
     inputs = [random(2, 4, 40, 16), random(2, 4, 23, 16, seed=1)]
     built = build(scores, inputs)
@@ -188,7 +189,7 @@ def _prefetches(built):
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"), [(64, 512, 512), (49, 672, 192), (49, 256, 512)]
 )
-def test_a_panel_that_tiles_share_stays_in_the_first_cache(rows, depth, columns):
+def test_a_panel_that_tiles_share_stays_in_l1(rows, depth, columns):
     machine = Microarchitecture.of(AVX512)
     work = plans.Workload(1, rows, columns, depth, "float32", True)
     plan = plans.choose(work, machine, 32)
@@ -257,20 +258,20 @@ def test_every_candidate_is_right(depth):
             check(_linear, _linear_reference, inputs, weights, rule="matmul")
 
 
-@pytest.mark.parametrize(("depth", "apart"), [(1024, 1), (2048, 1), (512, 2)])
-def test_tiles_of_rows_in_one_set_of_the_first_cache_are_low(depth, apart):
+@pytest.mark.parametrize(("depth", "row_stride"), [(1024, 1), (2048, 1), (512, 2)])
+def test_tiles_of_rows_in_one_set_of_l1_are_low(depth, row_stride):
     machine = Microarchitecture.of(AVX512)
 
-    def rows(depth, apart=1):
-        work = plans.Workload(1, 196, 512, depth, "float32", True, apart)
+    def rows(depth, row_stride=1):
+        work = plans.Workload(1, 196, 512, depth, "float32", True, row_stride)
         return plans.choose(work, machine, 32).rows
 
     assert rows(960) > 10  # tiles of 14 divide 196
     assert rows(512) > 10
-    assert rows(depth, apart) <= 10
+    assert rows(depth, row_stride) <= 10
 
 
-def test_few_rows_read_blocks_that_the_first_cache_holds_twice():
+def test_few_rows_read_blocks_that_l1_holds_twice():
     machine = Microarchitecture.of(AVX2)
 
     def block_bytes(rows):

@@ -43,8 +43,8 @@ def _wide(builder, x):
 
 
 def _linear(builder, x, weight, bias):
-    turned = builder.emit(op.permute_dims(_wide(builder, weight), [1, 0]))
-    product = builder.emit(op.matmul(_wide(builder, x), turned))
+    transposed = builder.emit(op.permute_dims(_wide(builder, weight), [1, 0]))
+    product = builder.emit(op.matmul(_wide(builder, x), transposed))
     return op.nn.relu(builder.emit(op.add(product, bias)))
 
 
@@ -121,8 +121,8 @@ def test_nan_and_infinities():
     weight[5, 7], weight[6, 50], weight[7, 2] = np.inf, -np.inf, np.nan
 
     def product(builder, x, weight):
-        turned = builder.emit(op.permute_dims(_wide(builder, weight), [1, 0]))
-        return op.matmul(_wide(builder, x), turned)
+        transposed = builder.emit(op.permute_dims(_wide(builder, weight), [1, 0]))
+        return op.matmul(_wide(builder, x), transposed)
 
     built = build(product, [x], [weight], PAIRS)
     assert _in_pairs(built)
@@ -139,8 +139,8 @@ def test_nan_and_infinities():
 def test_merged_and_moved_weights():
     def merged(builder, x, first, second):
         both = builder.emit(op.concat([_wide(builder, first), _wide(builder, second)], axis=0))
-        turned = builder.emit(op.permute_dims(builder.emit(op.reshape(both, [60, 80])), [1, 0]))
-        return op.matmul(_wide(builder, x), turned)
+        transposed = builder.emit(op.permute_dims(builder.emit(op.reshape(both, [60, 80])), [1, 0]))
+        return op.matmul(_wide(builder, x), transposed)
 
     built = check(
         merged,
