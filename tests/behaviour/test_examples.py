@@ -88,13 +88,20 @@ def test_torchscript_file_example(resnet_cache: Path) -> None:
     assert "Largest difference / largest logit" in printed
 
 
-def test_readme_example(tmp_path: Path) -> None:
+def test_readme_snippets_work_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    script = tmp_path / "first.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0], encoding="utf-8")
+    snippets = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    offline = [text for text in snippets if "from_pretrained" not in text]
+    assert len(offline) == len(snippets) - 1
+    script = tmp_path / "readme.py"
+    script.write_text("\n".join(offline), encoding="utf-8")
+    path = os.pathsep.join([str(entry_points(tmp_path)), str(EXAMPLES.parent)])
+    monkeypatch.setenv("PYTHONPATH", path)
     printed = run(str(script), cache=tmp_path / "cache")
     assert "builds=1" in printed
     assert "runs compiled" in printed
+    assert (tmp_path / "net.pt").exists()
+    assert (tmp_path / "predictor.pt").exists()
 
 
 def test_predictor_example(tmp_path: Path) -> None:
