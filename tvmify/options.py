@@ -112,7 +112,7 @@ class CompileOptions:
         Where compiled programs are stored. True: the user's cache directory (``TVMIFY_CACHE_DIR``
         if set). A path: that directory. False: memory only. A URL that fsspec supports
         (``"s3://bucket/prefix"``, ``"file:///shared/folder"``): the user's directory, and behind
-        it a second level that machines share; ``TVMIFY_CACHE_URL`` sets one for all modules.
+        it a shared cache, for several machines; ``TVMIFY_CACHE_URL`` sets one for all modules.
     cache_size
         How many signatures one module keeps in memory. More evict the least recently used, with a
         warning. After as many evictions, further signatures run in eager until `refresh`, except

@@ -206,7 +206,7 @@ def test_hanging_remote_is_suspended(troubled: type[Troubled]) -> None:
 @pytest.mark.parametrize("url", ["nonsense://bucket", "s3://", "file:///proc/self/nothing/here"])
 def test_unreachable_url_warns(url: str) -> None:
     shared = RemoteCache(url)
-    with pytest.warns(TvmifyWarning, match="second cache level"):
+    with pytest.warns(TvmifyWarning, match="shared cache"):
         assert shared.load(KEY) is None
         shared.store(KEY, artifact())
 
@@ -326,5 +326,5 @@ def test_no_trouble_reaches_a_call(
     monkeypatch.setattr("tvmify.cache.remote.TIMEOUT", 0.01)
     troubled.hangs = hangs
     troubled.error |= {"read": OSError("no network"), "write": OSError("no network")}
-    with pytest.warns(TvmifyWarning, match="second cache level"):
+    with pytest.warns(TvmifyWarning, match="shared cache"):
         assert call(cache="troubled://bucket").builds == 1

@@ -1,4 +1,4 @@
-"""The second level of the disk cache: a shared folder or an object store, through fsspec."""
+"""The shared cache behind the user's own: a folder or an object store, through fsspec."""
 
 from __future__ import annotations
 
@@ -110,8 +110,7 @@ class RemoteCache:
         except Exception as error:  # each file system raises its own types
             self._fault(
                 "failed",
-                f"{what} failed and is retried after {self._pause:g} s; until then programs are "
-                f"kept on this machine only: {type(error).__name__}: "
+                f"{what} failed, and is skipped for {self._pause:g} s: {type(error).__name__}: "
                 f"{self._without_secrets(str(error))}",
             )
         return None
@@ -157,7 +156,7 @@ class RemoteCache:
     def _fault(self, what: str, message: str) -> None:
         self._count(what)
         if self.counts.get("failed", 0) + self.counts.get("damaged", 0) == 1:
-            warn(f"tvmify's second cache level, {self.name}: {message}")
+            warn(f"tvmify's shared cache {self.name}: {message}")
 
 
 @functools.cache

@@ -78,7 +78,7 @@ def cache_limits() -> Limits:
 
 
 def cache_url() -> str | None:
-    """Return the URL of the cache's second level for all modules, or None."""
+    """Return the URL of the shared cache for all modules, or None."""
     return os.environ.get("TVMIFY_CACHE_URL") or None
 
 
