@@ -172,7 +172,7 @@ def test_warmed_dim_serves_all_sizes_within_its_limits(models: Path) -> None:
 def test_invariable_dim_is_built_for_one_shape(models: Path) -> None:
     warmed = tvmify.warm_cache("my_models:Steps", [(1, 1, Dim("width", max=16))], jobs=1)
     assert warmed.is_complete
-    assert warmed.outcomes[0].reason.startswith("for one shape only: ")
+    assert warmed.outcomes[0].reason.startswith("for this shape alone: ")
 
 
 def test_dying_worker_loses_one_signature(models: Path) -> None:

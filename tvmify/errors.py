@@ -126,7 +126,7 @@ class Uninitialized(NotCompiled):
 
 
 class UnsupportedInput(NotCompiled):
-    """Compiled code cannot take an argument, such as a complex or sparse tensor or a subclass.
+    """Compiled code cannot take an argument, such as a sparse or quantized tensor, or a subclass.
 
     The message names it; convert it before the call.
 
@@ -180,7 +180,7 @@ class HasEffects(CaptureError):
     def __init__(
         self,
         reason: str,
-        next_step: str = "Move that out of forward to compile all of it, or decorate the "
+        next_step: str = "Move this out of forward to compile all of forward, or decorate the "
         "submodules around it.",
         *,
         may_cease: bool = False,
@@ -221,7 +221,8 @@ class NumberNeeded(CaptureError):
     def __init__(self, places: Collection[int] = ()) -> None:
         self.places = frozenset(places)
         super().__init__(
-            "forward needs the value of a number", "Nothing to do: the value is part of the key."
+            "forward needs the value of a number",
+            "Nothing to do: each value gets its own program.",
         )
 
     def __reduce__(self) -> tuple[type[NumberNeeded], tuple[Collection[int]]]:  # type: ignore[override]
@@ -296,8 +297,8 @@ class UnsupportedOperator(NotCompiled):
         self,
         operators: Sequence[str],
         detail: str = "",
-        next_step: str = "To compile the rest, make submodules of what is around the operator; "
-        "with strict=True, decorate them instead.",
+        next_step: str = "To compile the rest, move the code around the operator into submodules; "
+        "with strict=True, decorate them.",
     ) -> None:
         self.operators = tuple(sorted(set(operators)))
         self.detail = detail

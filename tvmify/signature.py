@@ -289,7 +289,7 @@ def check_weight(name: str, weight: torch.Tensor) -> None:
         )
     if not has_memory(weight):
         raise UnsupportedInput(
-            f"{name} has no memory, or less than its sizes say",
+            f"{name} has no storage, or less than its shape needs",
             "Allocate its memory before the call: compiled code reads it in place.",
         )
 
@@ -340,7 +340,7 @@ def _describe(path: str, leaf: Any) -> TensorSpec | str:
     if isinstance(leaf, UserDict):  # such as what tokenizers of transformers return
         next_step = "Pass its items as keywords, or dict() of it."
     elif isinstance(leaf, complex):
-        next_step = "Pass torch.tensor(z): each other number would be another program."
+        next_step = "Pass torch.tensor(z): otherwise each value would need its own program."
     raise UnsupportedObject(
         f"{name} is {kind}",
         next_step,

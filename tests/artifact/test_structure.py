@@ -176,7 +176,7 @@ def test_an_object_of_a_local_class_runs_in_eager(inference: None) -> None:
         def __init__(self, first: torch.Tensor, second: torch.Tensor) -> None:
             self.parts = first, second
 
-    with pytest.warns(TvmifyWarning, match="whose class is at the top of its module"):
+    with pytest.warns(TvmifyWarning, match="whose class is defined at the top level of its module"):
         result = decorate(lambda x: Pair(x + 1, x * 2))(X)
     assert torch.equal(result.parts[0], X + 1)
 

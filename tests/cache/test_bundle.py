@@ -195,7 +195,7 @@ def test_entries_without_room_are_reported(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "cache.zip"
     bundle(path, (KEY, b"relu"), (OTHER, b"gelu"), (THIRD, b"tanh"))
     monkeypatch.setenv("TVMIFY_CACHE_SIZE", "2 entries")
-    with pytest.warns(TvmifyWarning, match="the cache has no place for it"):
+    with pytest.warns(TvmifyWarning, match="the cache has no room for it"):
         imported = import_(path, directory=tmp_path / "c")
     kept = {entry.digest for entry in DiskCache(tmp_path / "c").entries()}
     assert kept == set(imported.stored)

@@ -94,9 +94,7 @@ def test_added_operation_is_a_one_line_difference() -> None:
 
 def test_unnamed_difference_is_reported() -> None:
     other = changed(program=PROGRAM + "\nweight c.bias")
-    assert differences(KEY, other) == [
-        "program: in a way that has no name; `tvmify show` prints both"
-    ]
+    assert differences(KEY, other) == ["program: the texts differ; `tvmify show` prints both"]
     assert differences(KEY, changed(flavour="new\nline")) == ["flavour: (not there) → new\\nline"]
 
 

@@ -148,7 +148,7 @@ def test_weight_freed_and_refilled_between_calls():
         module.weight.fill_(value)
         assert_close_to_reference(fast(x), module, (x,))
         storage.resize_(0)
-        with pytest.raises(NotCompiled, match="'weight' has no memory"):
+        with pytest.raises(NotCompiled, match="'weight' has no storage"):
             fast(x)
     assert fast.cache_info().entries == 1
 
@@ -167,6 +167,6 @@ def test_unbacked_closure_tensor_is_not_a_constant():
 def test_unbacked_tensors_cannot_be_saved(kind: str, held_as: str, tmp_path: Path):
     fast = decorated(Holder(KINDS[kind](torch.randn(8)), held_as))
     for save, name in ((tvmify.save, "net.pt"), (tvmify.export, "net.pt2")):
-        with pytest.raises(SaveError, match="'held' has no memory"):
+        with pytest.raises(SaveError, match="'held' has no storage"):
             save(fast, tmp_path / name, example_inputs=torch.randn(4, 8))
     assert not list(tmp_path.iterdir())

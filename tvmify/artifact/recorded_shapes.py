@@ -91,7 +91,9 @@ def recorded_shapes(program: ExportedProgram, hints: Mapping[Axis, int]) -> Shap
     try:
         return Shapes.canonical(symbols, sizes, guards, chosen)
     except ValueError as error:
-        raise UnsupportedOperator(["aten.sym_size.int"], f"its sizes: {error}") from error
+        raise UnsupportedOperator(
+            ["aten.sym_size.int"], f"its sizes cannot be expressed: {error}"
+        ) from error
 
 
 def symbol_names(program: ExportedProgram) -> dict[str, str]:
@@ -279,7 +281,9 @@ def _size(expression: Any) -> Size:
         return quotient
     operator = _TERMS.get(type(expression))
     if operator is None:
-        raise UnsupportedOperator(["aten.sym_size.int"], f"the size {expression}")
+        raise UnsupportedOperator(
+            ["aten.sym_size.int"], f"the size {expression} cannot be expressed"
+        )
     return Term(operator, tuple(map(_size, expression.args)))
 
 
@@ -340,6 +344,8 @@ def _condition(expression: Any) -> Condition:
         return Condition(joined, tuple(map(_condition, expression.args)))
     operator, is_swapped = _CONDITIONS.get(type(expression), ("", False))
     if not operator:
-        raise UnsupportedOperator(["aten.sym_size.int"], f"the condition {expression}")
+        raise UnsupportedOperator(
+            ["aten.sym_size.int"], f"the condition {expression} cannot be expressed"
+        )
     operands: Callable[..., Any] = reversed if is_swapped else iter
     return Condition(operator, tuple(map(_size, operands(expression.args))))

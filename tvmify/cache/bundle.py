@@ -154,7 +154,7 @@ def import_(
                 stored.append(digest)
     # `store` never raises, and a full cache has evicted some of the entries again.
     kept = {entry.digest for entry in cache.entries()}
-    refused |= dict.fromkeys({*stored, *present} - kept, "the cache has no place for it")
+    refused |= dict.fromkeys({*stored, *present} - kept, "the cache has no room for it")
     if refused:
         first = list(refused.items())[:_MOST_REASONS]
         reasons = "; ".join(f"{digest}: {reason}" for digest, reason in first)

@@ -51,7 +51,7 @@ def differences(ours: Key, other: Key) -> list[str]:
         shown = list(islice(found, _MOST_LINES))
         left = sum(1 for _ in found)
         # Texts that cannot be parsed still differ.
-        lines += shown or [f"{name}: in a way that has no name; `tvmify show` prints both"]
+        lines += shown or [f"{name}: the texts differ; `tvmify show` prints both"]
         if left:
             lines.append(f"{name}: and {left} more")
     return lines

@@ -67,7 +67,7 @@ _DECORATE_AROUND = (
 )
 _KNOWN_RESULTS = (
     "Return tensors in tuples, lists or dicts, or an object with plain attributes whose class is "
-    "at the top of its module."
+    "defined at the top level of its module."
 )
 #: They print whole graphs or tracebacks about what we report ourselves.
 _LOUD = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")

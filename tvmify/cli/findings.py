@@ -120,7 +120,7 @@ def processor() -> Iterator[Finding]:
         yield Finding(OK, "CPU", detail)
     detail = f"{threads} on {cores} cores"
     if threads > cores:
-        advice = f"Threads wait for one another: set OMP_NUM_THREADS={cores}."
+        advice = f"More threads than cores slow each other down: set OMP_NUM_THREADS={cores}."
         yield Finding(WARNING, "threads", detail, advice)
     else:
         yield Finding(OK, "threads", detail)
@@ -188,9 +188,9 @@ def cache(directory: Path | None) -> Iterator[Finding]:
     place = directory
     while not place.exists():
         place = place.parent
-    limit = size(_limits().bytes) if _limits().bytes else "any"
+    limit = f" of {size(_limits().bytes)}" if _limits().bytes else ""
     total = size(sum(entry.bytes for entry in entries))
-    detail = f"{directory}: {len(entries)} entries, {total} of {limit}"
+    detail = f"{directory}: {len(entries)} entries, {total}{limit}"
     if not exists:
         detail = f"{directory} will be created when the first program is stored"
     try:

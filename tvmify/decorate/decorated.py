@@ -87,10 +87,11 @@ def refresh(subject: Any) -> None:
     """Make the next call inspect the whole module again.
 
     Changes to parameters, buffers, attributes, submodules, hooks and modes are noticed without it.
-    Call it after changes that would be too expensive to check for in every call: a list, dict or
-    other object in an attribute was edited in place; single elements of a weight were written
-    through ``tensor.data``; a global variable or class attribute changed; or a module that a
-    decorated function calls changed. It also retries compilations that failed.
+    Call it after changes that would be too expensive to check for in every call: an object in an
+    attribute was edited in place, other than a list, dict or set of at most 64 items; single
+    elements of a weight were written through ``tensor.data``; a global variable or class attribute
+    changed; or a module that a decorated function calls changed. It also retries compilations that
+    failed.
 
     Programs that did not change are not compiled again.
 
@@ -174,7 +175,7 @@ def warmup(
                 dispatcher.subject.check_arguments(call.args, call.kwargs)
             except TypeError as error:
                 raise WarmUpError(
-                    f"{name} has no call with {signature!r}: {error}. Give each call a "
+                    f"{name} cannot be called with {signature!r}: {error}. Give each call a "
                     "signature of its own: warmup([(2, 8)], [(4, 8)])"
                 ) from error
             outcome = dispatcher.warm_up(call.args, call.kwargs, call.declared)

@@ -218,7 +218,7 @@ class Attempt:
         if not self._may_run_in_eager():
             raise reason
         state.had_effects = True
-        raise on_miss.postponed(f"{reason.reason}, perhaps for the first time") from reason
+        raise on_miss.postponed(f"{reason.reason}, perhaps only in its first call") from reason
 
     def _await_changes(self) -> None:
         """Run a call in eager that may change the module once more, since a capture costs more.

@@ -104,7 +104,8 @@ class ExplainedSignature:
 
     def _how(self) -> Iterator[str]:
         if self.runs == "compiled":
-            yield f"    runs compiled{', but not all calls do' * bool(self.failure)}"
+            but = ", but failed in a call, which ran in eager PyTorch"
+            yield f"    runs compiled{but * bool(self.failure)}"
             if self.failure:
                 yield f"      {self.failure}"
             if self.gradients_in_eager:
@@ -238,13 +239,13 @@ def _lines_of(report: Mapping[str, object]) -> list[str]:
         lines.append(f"    computed by PyTorch, inside the program: {calls}")
     libraries = report.get("libraries")
     if isinstance(libraries, Mapping):
-        lines += [f"    by a library: {work}: {name}" for work, name in libraries.items()]
+        lines += [f"    computed by a library: {work}: {name}" for work, name in libraries.items()]
     tuning = report.get("tuning")
     if isinstance(tuning, Mapping):
         lines += _tuning_lines(tuning)
     seconds = report.get("seconds")
     if isinstance(seconds, Mapping):
-        lines.append(f"    seconds when it was built: {_seconds(seconds)}")
+        lines.append(f"    seconds per stage of the build: {_seconds(seconds)}")
     return lines
 
 
@@ -254,7 +255,7 @@ def _tuning_lines(tuning: Mapping[str, Any]) -> list[str]:
     if tuning["left"]:
         text += f", {tuning['left']} not measured for lack of time"
     changed = tuning["changed"]
-    lines = [f"    tuned: {text}; {len(changed)} other than the rules' choice"]
+    lines = [f"    tuned: {text}; {len(changed)} faster than the rules' choice"]
     lines += [f"      {workload}: {winner}" for workload, winner in changed.items()]
     return lines + [f"      {name}: not built: {why}" for name, why in tuning["failed"].items()]
 

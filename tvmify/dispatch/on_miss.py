@@ -170,7 +170,9 @@ def capturing(options: CompileOptions) -> Iterator[None]:
         return
     with allowance.spend() as may_begin:
         if not may_begin:
-            raise postponed("not captured yet: calls have used up their time for captures for now")
+            raise postponed(
+                "not captured yet: the time that calls may spend on captures is used up for now"
+            )
         yield
 
 

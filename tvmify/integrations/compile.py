@@ -52,9 +52,10 @@ def compile(model: Any, option: Mapping[str, Any] | None = None) -> torch.jit.Sc
         ``input_infos``
             For each input its name and its shape, ``[("x", (1, 3, 224, 224))]``, and its dtype if
             it is not ``default_dtype``, ``("ids", (1, 128), "int64")``; a list of such lists
-            compiles for several kinds of calls. Names are those of the parameters; if none of them
-            is, the order counts. Needed, unless the model is an exported program, which is compiled
-            for the calls that it was exported for, or is decorated and was called.
+            compiles for several kinds of calls. Names are those of ``forward``'s parameters; if
+            none matches, inputs are taken in order. Needed, unless the model is an exported
+            program, which is compiled for the calls that it was exported for, or is decorated and
+            was called.
         ``default_dtype``
             ``"float32"``, ``"float16"`` or ``"bfloat16"``: the dtype of weights and inputs. A model
             of another dtype is copied and converted. Without it, the dtype of the weights.

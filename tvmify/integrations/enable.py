@@ -48,9 +48,9 @@ class Enabled:
 def enable(**options: Unpack[Options]) -> Enabled:
     """Compile everything that PyTorch's TorchScript executor runs from now on, in all threads.
 
-    It takes effect for functions and methods of ``torch.jit.trace``, ``torch.jit.script`` and
-    ``torch.jit.load`` that the executor optimizes from now on, which it does at the second call of
-    each. That call compiles; later ones compile where shapes are new. What cannot be compiled, and
+    It applies to functions and methods from ``torch.jit.trace``, ``torch.jit.script`` and
+    ``torch.jit.load`` that the executor has not optimized yet, which it does at the second call of
+    each. That call compiles; later ones compile only for new shapes. What cannot be compiled, and
     calls that need gradients, run in the JIT as before.
 
     Parameters

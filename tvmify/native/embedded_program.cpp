@@ -178,7 +178,7 @@ std::optional<std::vector<at::Tensor>> EmbeddedProgram::run(at::TensorList weigh
   }
   const std::vector<at::Tensor> read = select(inputs, reads_);
   if (!std::all_of(read.begin(), read.end(), has_memory)) {
-    reason = "an input has no memory, or less than its sizes say";
+    reason = "an input has no storage, or less than its shape needs";
     return std::nullopt;
   }
   return bound->code().forward(read);

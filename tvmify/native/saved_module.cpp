@@ -231,9 +231,9 @@ const SavedModule::Program* SavedModule::find(const Call& call, c10::Device devi
   const bool contiguous = std::all_of(call.tensors.begin(), call.tensors.end(), lies_plainly);
   const auto usable = [&](const Program& program) {
     const std::string refusal = program.contiguous && !contiguous
-                                    ? "an argument is not contiguous, or conjugated without a "
-                                      "copy, and that decides which numbers are drawn or which "
-                                      "memory is shared"
+                                    ? "an argument is not contiguous, or is a view with a pending "
+                                      "conjugation or negation, and that decides which numbers "
+                                      "are drawn or which memory is shared"
                                     : program.compiled->refusal_on(device);
     if (!refusal.empty()) refusals += (refusals.empty() ? "" : "; ") + refusal;
     return refusal.empty();
@@ -296,7 +296,7 @@ std::shared_ptr<const SavedModule::Weights> SavedModule::weights_of(const c10::I
   auto fresh = std::make_shared<Weights>(std::move(tensors), std::move(plain), programs_.size());
   if (described(state) != state_) {
     fresh->refusal =
-        "a weight or attribute of the module is of another kind or value than when it was saved";
+        "an attribute, or the shape or dtype of a weight, has changed since the module was saved";
   }
   weights_.exchange(fresh);
   return fresh;
@@ -324,9 +324,8 @@ void SavedModule::fall_back(const std::string& arguments, const std::string& rea
   const bool interpretable = fallbacks_.empty() || std::find(fallbacks_.begin(), fallbacks_.end(),
                                                              arguments) != fallbacks_.end();
   TORCH_CHECK(interpretable, "this saved module cannot run with ", arguments, ": ", reason,
-              ", and since it was not scripted, it has no other form for them. Save it with "
-              "arguments of these shapes, too; it was saved for ",
-              c10::Join(" and ", fallbacks_), ".");
+              ". It could not be scripted, so it serves only the arguments that it was saved for: ",
+              c10::Join(" and ", fallbacks_), ". Save it with arguments of these shapes, too.");
   TORCH_CHECK(!strict_, "this saved module does not run compiled with ", arguments, ": ", reason,
               ". Save it for such a call, or load it with strict=False.");
   {
@@ -357,7 +356,7 @@ std::optional<std::tuple<int64_t, std::vector<at::Tensor>>> SavedModule::run(
     reason = c10::str("its weights are not on ", *device, ", where the tensors are");
   } else if (at::GradMode::is_enabled() &&
              (weights->requires_grad() || any_requires_grad(tensors))) {
-    reason = "gradients are wanted";
+    reason = "gradients are needed";
   } else if (at::autocast::is_autocast_enabled(device->type())) {
     reason = "autocast is on";
   } else {

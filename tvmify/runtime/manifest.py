@@ -98,7 +98,7 @@ def _checked(file: BinaryIO, key: Any) -> dict[str, Any]:
     records = {record.name: record for record in read_records(file)}
     root = _root([*records])
     if sum(record.size for record in records.values() if record.is_compressed) > _MOST_EXPANDED:
-        raise ArchiveError(f"its records say that they expand to more than {_MOST_EXPANDED} bytes")
+        raise ArchiveError(f"its records claim to expand to more than {_MOST_EXPANDED} bytes")
     if root + _MANIFEST not in records:
         raise ArchiveError(
             "it has no manifest of tvmify. If torch.jit.save wrote it, torch.jit.load reads it"
@@ -155,7 +155,9 @@ def _root(names: list[str]) -> str:
 
 def _read(file: BinaryIO, record: Record, most: int) -> bytes:
     if record.size > most:
-        raise ArchiveError(f"its record {record.name} says that it has {record.size} bytes")
+        raise ArchiveError(
+            f"its record {record.name} claims {record.size} bytes, which is too many"
+        )
     return b"".join(content(file, record))
 
 

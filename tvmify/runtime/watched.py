@@ -82,7 +82,7 @@ class Watched:
         if self.lazy is not None:
             raise Uninitialized(
                 f"{self.lazy!r} is lazy: it gets its shape from the first call",
-                "Call warmup() before, or the module in eager PyTorch.",
+                "Call warmup() first, or run the module once in eager PyTorch.",
             )
 
     def check_slots(self) -> None:

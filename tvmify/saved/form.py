@@ -240,7 +240,10 @@ class _Seen(NamedTuple):
         shapes = artifact.shapes and _of_tensors(artifact.shapes, places, leaves)
         structure = structure_of(artifact.output_structure)
         if holds_objects(structure):
-            raise SaveError("the result contains objects, and files have no form for their classes")
+            raise SaveError(
+                "the result contains objects of classes that a saved file cannot store: "
+                "return tuples, lists or dicts of tensors"
+            )
         value = plain(pytree.tree_unflatten(made, structure), form.names)
         return cls(
             arguments=text,

@@ -195,7 +195,10 @@ def _exportable(
     description = embedded.description(facts)
     structure = structure_of(artifact.output_structure)
     if holds_objects(structure):
-        raise SaveError("the result contains objects, and files have no form for their classes")
+        raise SaveError(
+            "the result contains objects of classes that an exported program cannot store: "
+            "return tuples, lists or dicts of tensors"
+        )
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))

@@ -198,6 +198,6 @@ def _homogeneous(opening: str, items: list[Any], closing: str = "]") -> str:
     if len(types) > 1:
         raise SaveError(
             f"the result has a dict or list of several types ({', '.join(sorted(types))}), which "
-            "TorchScript has no form for: return a tuple"
+            "TorchScript cannot express: return a tuple"
         )
     return f"{opening}{types.pop()}{closing}"

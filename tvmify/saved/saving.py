@@ -54,10 +54,10 @@ def save(
     signatures
         More calls, in the forms that `warmup` takes, such as ``[[(1, 3, 224, 224)]]``. A size may
         be a ``torch.export.Dim``: the file serves all sizes within its limits. Without
-        ``signatures`` and ``example_inputs``, every signature that the model was called with so
-        far; for a float that may have any value, its first value. A call with a program with
-        symbolic sizes is saved as that program, for all classes of sizes that were compiled. For
-        an exported program, the calls that it was exported for.
+        ``signatures`` and ``example_inputs``: every signature that the model has been called with,
+        or the calls that an exported program was exported for. Where one program serves all values
+        of a float, the first value is saved. Calls that run a program with symbolic sizes are
+        saved as that program, in all classes of sizes compiled so far.
     targets
         What to build for, each like the option ``target``. None is the model's own target, by
         default this machine. A machine that can run several uses the first; of several for GPUs,

@@ -55,8 +55,8 @@ class DeclaredSize:
         least, most = max(self.least, other.least), min(self.most, other.most)
         if least > most:
             raise OptionError(
-                f"the limits of {self.name!r} exclude each other, {self.least} to {self.most} and "
-                f"{other.least} to {other.most}: give every Dim of that name the same limits"
+                f"the limits of {self.name!r} contradict each other ({self.least} to {self.most}, "
+                f"and {other.least} to {other.most}): give every Dim of that name the same limits"
             )
         return dataclasses.replace(self, least=least, most=most)
 
@@ -88,8 +88,8 @@ def declared_size(value: Any) -> DeclaredSize:
         raise OptionError(f"{value!r} is not a size: expected {FORMS}")
     if hasattr(value, "root"):
         raise OptionError(
-            f"{value.__name__} is computed from another Dim: give Dim.AUTO instead, since a "
-            "program finds by itself how its sizes depend on each other"
+            f"{value.__name__} is computed from another Dim: give Dim.AUTO instead; tvmify finds "
+            "out how sizes depend on each other"
         )
     kind = getattr(value, "type", None)
     if kind is not None and kind.name == "STATIC":

@@ -42,6 +42,6 @@ def check_saved(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not has_memory(tensor):
             raise SaveError(
-                f"{name!r} has no memory, or less than its sizes say: give it its elements before "
-                "it is saved, or make it a plain attribute that forward does not read"
+                f"{name!r} has no storage, or less than its shape needs: allocate and fill it "
+                "before saving, or make it a plain attribute that forward does not read"
             )

@@ -171,7 +171,8 @@ def _warm(
         if isinstance(outcome, Compiled):
             size = len(outcome.executor.artifact.library)
             if declared and outcome.facts.shapes is None:
-                reason = f"for one shape only: {outcome.facts.one_shape or 'its sizes are static'}"
+                why = outcome.facts.one_shape or "its sizes are static"
+                reason = f"for this shape alone: {why}"
         else:
             dispatcher(args, kwargs)  # its regions are compiled by calls
             reason = outcome.parts.how

@@ -65,7 +65,7 @@ def test_a_forged_file_has_no_signature(signed, small, keys, tmp_path):
         ({"archive/data/0": bytes(432)}, "does not match the key"),
         ({SIGNATURE: contents[SIGNATURE][:-1]}, "does not match the key"),
         ({SIGNATURE: b""}, "does not match the key"),
-        ({SIGNATURE: b"x" * 2000}, "says that it has 2000 bytes"),
+        ({SIGNATURE: b"x" * 2000}, "claims 2000 bytes, which is too many"),
         ({MANIFEST: mutants.records(small.read_bytes())[MANIFEST]}, "does not match the key"),
     ]:
         forged.write_bytes(mutants.archive(contents | change, forged=MANIFEST not in change))

@@ -178,7 +178,7 @@ def test_an_input_without_memory_is_for_eager(size):
     x = torch.randn(4, 16)
     assert call.obstacle((x,)) is None
     x.untyped_storage().resize_(size)
-    assert call((x,)) is NotImplemented and "has no memory" in (call.obstacle((x,)) or "")
+    assert call((x,)) is NotImplemented and "has no storage" in (call.obstacle((x,)) or "")
     x.untyped_storage().resize_(4 * 16 * 4)
     assert torch.equal(call((x.zero_(),)), x)
 

@@ -83,7 +83,9 @@ class Outputs:
         if isinstance(value, torch.SymInt):
             return ComputedSize(self._importer.symbols.stored(value))
         if isinstance(value, SYMBOLS):
-            raise UnsupportedOperator(["aten.sym_size.int"], f"a result that is {value}")
+            raise UnsupportedOperator(
+                ["aten.sym_size.int"], f"the result {value} cannot be expressed"
+            )
         place = self._importer.shared.places[index]
         if place is None:
             return self._computed(index)

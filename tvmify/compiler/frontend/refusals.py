@@ -54,8 +54,9 @@ def refuse_functions(program: ExportedProgram) -> None:
     ]
     if names:
         raise NeedsPython(
-            f"TVM cannot compile {', '.join(sorted(set(names)))}: it takes functions",
-            'Use torch.compile(model, backend="tvmify"), which compiles them and what is around.',
+            f"TVM cannot compile operators that take functions: {', '.join(sorted(set(names)))}",
+            'Use torch.compile(model, backend="tvmify"), which compiles them and the code around '
+            "them.",
         )
 
 

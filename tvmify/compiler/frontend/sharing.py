@@ -364,7 +364,8 @@ def _check_windows(write: fx.Node, written: fx.Node) -> None:
             length = shape[axis] if shape else 1
             if size != step or not isinstance(length, int) or length % step:
                 raise UnsupportedOperator(
-                    [operators.name(write)], "it writes to windows that leave or share elements"
+                    [operators.name(write)],
+                    "it writes to windows that overlap or do not cover the tensor",
                 )
         view = whole
 

@@ -105,7 +105,9 @@ class Symbols:
             return as_number(self._of(expression), "float64")
         function = _OF_FLOATS.get(type(expression))
         if function is None:
-            raise UnsupportedOperator(["aten.sym_size.int"], f"the number {expression}")
+            raise UnsupportedOperator(
+                ["aten.sym_size.int"], f"the number {expression} cannot be expressed"
+            )
         return function(*map(self._float, expression.args))
 
     def _translated(self, size: Recorded) -> Any:
@@ -169,5 +171,7 @@ def _translated(number: fx.Node, symbols: Symbols, reader: fx.Node) -> Any:
     if isinstance(value, torch.SymFloat):
         return symbols.number(value)
     if isinstance(value, torch.SymBool):
-        raise UnsupportedOperator([str(reader.target)], "a condition that depends on sizes")
+        raise UnsupportedOperator(
+            [str(reader.target)], "an argument is a condition on symbolic sizes"
+        )
     return value

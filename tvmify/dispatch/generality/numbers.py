@@ -89,8 +89,8 @@ class AnyNumbers:
         call, leaves = NumberCall(run, self.signature.places, self.sizes), request.leaves
         compiled = undone(lambda: call(leaves), written)
         if call.obstacle(leaves) or not computes_the_same(compiled, undone(eager, written)):
-            why = "the values of numbers may matter"
-            raise NotCompiled(why, "Nothing to do: they are part of the key.")
+            why = "forward may depend on the values of its number arguments"
+            raise NotCompiled(why, "Nothing to do: each value gets its own program.")
         return call
 
 

@@ -145,11 +145,11 @@ class AnySizes:
             Its guards refuse the sizes of the call.
         """
         shapes, sizes = artifact.shapes, sizes_of(request.leaves)
-        why = "it names none" if shapes is None else shapes.why_not(sizes)
+        why = "it describes no shapes" if shapes is None else shapes.why_not(sizes)
         if why is not None:
             raise Unserved(
                 f"the symbolic program does not serve this call: {why}",
-                "Nothing to do: another one does.",
+                "Nothing to do: another program serves it.",
             )
         if self.of_any_class:
             return
@@ -291,7 +291,7 @@ class Sizes:
 
     def refuse(self, request: Request, general: AnySizes, reason: NotCompiled) -> None:
         """Learn that such calls are compiled for one shape each."""
-        _LOG.debug("%s: a program for this shape only, because %s", request.title(), reason)
+        _LOG.debug("%s: a program for this shape alone: %s", request.title(), reason)
         if not isinstance(reason, Specialized):
             self._static[general.signature.rest, _declarations(request)] = reason
 

@@ -12,10 +12,10 @@ namespace {
 constexpr const char* kShared =
     "a tensor that forward writes to shares memory with another argument, parameter or buffer";
 constexpr const char* kStrided =
-    "an argument or buffer is not contiguous, or conjugated without a copy, on which results or "
-    "their memory depend";
-constexpr const char* kInternal = "forward writes to a tensor whose elements share memory";
-constexpr const char* kInference = "forward writes to an inference tensor outside of that mode";
+    "an argument or buffer is not contiguous, or is a view with a pending conjugation or negation, "
+    "and the results or the memory that they share depend on that";
+constexpr const char* kInternal = "forward writes to a tensor whose elements overlap in memory";
+constexpr const char* kInference = "forward writes to an inference tensor outside inference mode";
 
 // Whether no two elements can share memory: axes nest without overlap.
 bool is_spread(const at::Tensor& tensor) {

@@ -13,7 +13,7 @@
 namespace tvmify::python {
 
 constexpr const char* kNoMemory =
-    "a tensor that the program reads or writes to has no memory, or less than its sizes say";
+    "a tensor that the program reads or writes to has no storage, or less than its shape needs";
 
 // Used with the GIL held. A call without effects costs one comparison.
 class Effects {

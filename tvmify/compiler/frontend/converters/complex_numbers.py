@@ -69,7 +69,9 @@ def elementwise(importer: Importer, node: fx.Node) -> relax.Expr:
     of a row are one axis here, so that they fill vectors.
     """
     if node.kwargs or node.args[2:] not in ((), (1,)):
-        raise UnsupportedOperator([str(node.target)], "it has an option")
+        raise UnsupportedOperator(
+            [str(node.target)], "it has arguments besides its operands, such as alpha"
+        )
     operands = node.args[:2]
     dtype = _part_dtype(node)
     function, shape = ELEMENTWISE[base_name(node)], importer.shape(node)
@@ -121,7 +123,9 @@ def _part_dtype(node: fx.Node) -> str:
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_complex()}
     if len(dtypes) != 1 or not dtypes <= set(PARTS):
-        raise UnsupportedOperator([str(node.target)], "of these complex numbers")
+        raise UnsupportedOperator(
+            [str(node.target)], "its complex dtype is not supported, or its tensors have several"
+        )
     return dtype_name(PARTS[dtypes.pop()])
 
 

@@ -270,7 +270,7 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
     """Normalize by the statistics of the batch; also return the new running statistics."""
     source, weight, bias, mean, variance, training, momentum, eps = node.args
     if not training:
-        raise UnsupportedOperator([str(node.target)], "it is not training")
+        raise UnsupportedOperator([str(node.target)], "there is a converter for training mode only")
     dtype = accumulator(source.meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)

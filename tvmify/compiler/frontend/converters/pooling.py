@@ -44,7 +44,9 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
     ceil_mode = bool(importer.argument(node, 5, "ceil_mode", False))
     if ceil_mode and not is_static(*extents):
-        raise UnsupportedOperator([str(node.target)], "ceil_mode for images of any size")
+        raise UnsupportedOperator(
+            [str(node.target)], "ceil_mode is not supported for images of symbolic size"
+        )
     after = [
         max((out - 1) * s + d * (k - 1) + 1 - e - b, 0) if is_static(out, e) else b
         for out, s, d, k, e, b in zip(

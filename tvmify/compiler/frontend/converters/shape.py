@@ -220,7 +220,9 @@ def as_strided(importer: Importer, node: fx.Node) -> relax.Expr:
     order = sorted(range(given.dim()), key=given.stride, reverse=True)
     last = start + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))  # type: ignore[arg-type]
     if not given.permute(order).is_contiguous() or not 0 <= start <= last < given.numel():
-        raise UnsupportedOperator([str(node.target)], "it reads memory beside its argument")
+        raise UnsupportedOperator(
+            [str(node.target)], "its argument is not dense in memory, or it reads past its ends"
+        )
     in_memory = importer.emit(relax.op.permute_dims(importer.tensor(source), order))
     flat = importer.emit(relax.op.reshape(in_memory, [given.numel()]))
 
@@ -260,7 +262,9 @@ def add_windows(importer: Importer, node: fx.Node) -> relax.Expr:
     axis, length = int(axis) % len(shape), shape[int(axis)]  # type: ignore[arg-type]
     fits = len(given) == len(shape) + 1 and same(given[-1], size)
     if not fits or not same(given[axis], (length - size) // step + 1):  # type: ignore[operator]
-        raise UnsupportedOperator([str(node.target)], "other windows than those of unfold")
+        raise UnsupportedOperator(
+            [str(node.target)], "its input does not have the shape that unfold gives"
+        )
     before, (windows, *behind, _) = given[:axis], given[axis:]
     rows = ceil_div(length, step)
 

@@ -140,7 +140,7 @@ def refuse_unknown_channels(ir_mod: tvm.IRModule) -> None:
             shapes = shapes_of(call, *call.args)
             channels = [shape[1] for shape in shapes]
             if not sizes.is_static(*channels):
-                raise UnsupportedOperator([name], "the channels of images have to be known")
+                raise UnsupportedOperator([name], "the number of channels must be static")
 
 
 def pad(
