@@ -1,4 +1,4 @@
-"""Fit the costs of matrix products in ``compiler/costs.py`` to measured times.
+"""Fit the costs of matrix products in ``compiler/costs/`` to measured times.
 
     python -m benchmarks.heuristic build --only matmul      until nothing is left
     python -m benchmarks.heuristic measure --only matmul    likewise, while nothing else runs

@@ -20,7 +20,7 @@ from tests.tolerances import POLICY
 from tvmify.artifact import Artifact
 from tvmify.artifact.settings import BuildSettings
 from tvmify.compiler import compile
-from tvmify.compiler.costs import PREFETCH
+from tvmify.compiler.costs import COMPACT
 from tvmify.compiler.kernels.attention import rows
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.conv.template import Direct
@@ -378,7 +378,7 @@ def test_winograd_obeys_the_policy(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="vectors are too narrow")
 def test_compact_weights_obey_the_policy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=0))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=0))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     unpacked = Mock(side_effect=compact.unpack)
     monkeypatch.setattr(compact, "unpack", unpacked)

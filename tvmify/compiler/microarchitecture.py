@@ -36,8 +36,8 @@ class Microarchitecture:
     multiplies_tiles
         Whether AMX multiplies tiles of bfloat16. None of our kernels uses it, but PyTorch's do.
     units
-        How many multiply-adds of whole registers start per cycle. One on Zen 4, where 512-bit
-        registers pass through 256-bit units.
+        How many multiply-adds of whole registers start per cycle, by the vendors' manuals unless
+        `CORE` has a number.
     cores
         How many there are, if the target says so. A library runs with any number of threads all the
         same, since loops are only marked parallel.
@@ -82,7 +82,7 @@ class Microarchitecture:
                 memory_operands=True,
                 multiplies_pairs=pairs,
                 multiplies_tiles="+amx-bf16" in features or cpu in _FP16_MODELS,
-                units=1 if zen4 else 2,
+                units=CORE.zen4_units if zen4 else 2,
             )
         avx2 = cpu == "x86-64-v3" or cpu in _AVX2_MODELS or avx512
         if "+avx2" in features or avx2:
@@ -117,9 +117,14 @@ class Microarchitecture:
         """How many elements of this many bits a register holds."""
         return max(1, self.vector_bits // max(bits, 8))
 
+    @property
+    def working_set(self) -> int:
+        """Bytes that stay in L2 while others stream through."""
+        return int(self.l2_bytes * CORE.working_set)
+
     def distance(self, size: int) -> int:
         """The cost per byte of reading a tensor again, relative to the private caches."""
-        return CORE.far if size > self.l2_bytes // 2 else 1
+        return CORE.far if size > self.working_set else 1
 
     def keeps(self, weight_bytes: float) -> bool:
         """Whether L2 may keep this many bytes of weights from call to call."""

@@ -18,7 +18,7 @@ from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
 from tvmify.compiler import Tuning, compile, pipeline
-from tvmify.compiler.costs import PREFETCH
+from tvmify.compiler.costs import COMPACT
 from tvmify.compiler.kernels.common.choice import Choices
 from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
@@ -167,7 +167,7 @@ def test_known_workloads_are_not_measured_again(tuned_mlp):
 )
 def test_products_of_bfloat16_are_measured_as_such(monkeypatch, module, shape, count):
     # In pairs on any processor.
-    monkeypatch.setattr(pairs, "PREFETCH", replace(PREFETCH, few_unpacked=0.1))
+    monkeypatch.setattr(pairs, "COMPACT", replace(COMPACT, few_unpacked=0.1))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
     database, stopwatch = Measurements(None, "cpu"), Stopwatch()
     x = torch.randn(shape).bfloat16()

@@ -19,12 +19,11 @@ from tvm.target import Target
 from tvm.tirx import FloatImm, IntImm
 from tvm_ffi import structural_walk
 
-from tvmify.compiler.cuda.gpus import MULTIPROCESSORS, VECTOR_DTYPES, WARP, vector_lanes
+from tvmify.compiler.costs import GPU
+from tvmify.compiler.cuda.gpus import VECTOR_DTYPES, vector_lanes
 from tvmify.compiler.kernels.common.rewriting import uses
 from tvmify.compiler.kernels.common.schedule import Schedule
 
-#: Threads of a block.
-_MOST_THREADS, _FEWEST_THREADS = 256, 64
 _CHOICE = "prim.if_then_else"
 #: Functions that TVM lowers for several elements at once.
 _VECTOR_CALLS = frozenset(
@@ -79,13 +78,13 @@ class Elementwise(ScheduleRule):
 
 def threads_for(vectors: int) -> int | None:
     """Return the number of threads of a block, each with one vector; None if none fits."""
-    most = _MOST_THREADS
-    while most > _FEWEST_THREADS and vectors < most * MULTIPROCESSORS:
+    most = GPU.elementwise_threads
+    while most > GPU.fewest_elementwise_threads and vectors < most * GPU.multiprocessors:
         most //= 2
-    if vectors <= _MOST_THREADS:
+    if vectors <= GPU.elementwise_threads:
         return vectors
-    fits = [threads for threads in range(most, WARP - 1, -1) if vectors % threads == 0]
-    return next((threads for threads in fits if threads % WARP == 0), max(fits, default=None))
+    fits = [threads for threads in range(most, GPU.warp - 1, -1) if vectors % threads == 0]
+    return next((threads for threads in fits if threads % GPU.warp == 0), max(fits, default=None))
 
 
 def _shared(

@@ -1,17 +1,10 @@
-"""Numbers of the GPUs that kernels are written for, and the dtypes that these compute in."""
+"""The dtypes that kernels for GPUs compute in, and how many elements a load of them has."""
 
 from __future__ import annotations
 
 import tvm
 
-#: The widest load or store of a thread, in bytes.
-_VECTOR_BYTES = 16
-#: Threads of a warp.
-WARP = 32
-#: Multiprocessors of an H100 and an H200: a kernel with fewer blocks leaves some of them idle.
-MULTIPROCESSORS = 132
-#: Threads that one multiprocessor runs at once.
-RESIDENT_THREADS = 2048
+from tvmify.compiler.costs import GPU
 
 FLOAT_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 #: Dtypes that TVM has vectors of; vectors of bool have another layout in memory than PyTorch's.
@@ -20,4 +13,4 @@ VECTOR_DTYPES = FLOAT_DTYPES | {"int32"}
 
 def vector_lanes(dtype: str) -> int:
     """Return how many elements the widest load has."""
-    return _VECTOR_BYTES * 8 // tvm.DataType(dtype).bits
+    return GPU.vector * 8 // tvm.DataType(dtype).bits

@@ -15,7 +15,8 @@ from tvm.ir import Expr
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, WARP, vector_lanes
+from tvmify.compiler.costs import GPU
+from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.passes.rewriting import is_call
@@ -26,15 +27,13 @@ _SUM, _TOTAL, _SQUARES, _NORMED = "residual_sum", "row_total", "row_squares", "l
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
 #: Nothing is fused with such functions.
 _OPAQUE = {"op_pattern": 8}
-#: Threads of a block.
-_MOST_THREADS = 1024
 
 
 def lanes_of(width: int, dtype: str) -> int | None:
     """Return how many elements of a row each thread has; None if threads cannot share it."""
     most = vector_lanes(dtype)
     for lanes in (most, most // 2, most // 4):
-        if lanes > 1 and width % (lanes * WARP) == 0 and width // lanes <= _MOST_THREADS:
+        if lanes > 1 and width % (lanes * GPU.warp) == 0 and width // lanes <= GPU.most_threads:
             return lanes
     return None
 

@@ -16,6 +16,7 @@ from tvm import relax, te
 from tvm.ir import Expr
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.costs import GPU
 from tvmify.compiler.cuda.gpus import FLOAT_DTYPES
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, Shape
 from tvmify.compiler.kernels.common.choice import choose
@@ -27,9 +28,8 @@ from tvmify.compiler.passes.views import static_shape
 
 #: The candidates.
 _LIBRARY, _KERNEL = "library", "kernel"
-#: Elements of a weight below which both take only the time of a launch, and the fewest elements of
-#: a row: TVM's last rule is wrong for sums of one element.
-_FEWEST, _SHORTEST = 1 << 14, 32
+#: The fewest elements of a row: TVM's last rule is wrong for sums of one element.
+_SHORTEST = 32
 #: TVM's pattern of functions that element-wise ones may follow in one kernel.
 _FUSES = {"op_pattern": 4}
 _ADD, _ASTYPE, _MATMUL, _RESHAPE = (
@@ -110,7 +110,7 @@ def by_kernel(
         and _is_row(shape)
         and dtype in FLOAT_DTYPES
         and all(str(operand.ty.dtype) == dtype for operand in operands)
-        and math.prod(static_shape(right)) >= _FEWEST
+        and math.prod(static_shape(right)) >= GPU.launch_bound
         and static_shape(left)[-1] >= _SHORTEST
         and all(is_weight(builder, operand) for operand in operands[1:])
     ):

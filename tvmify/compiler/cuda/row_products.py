@@ -13,19 +13,13 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from tvmify.compiler.cuda.gpus import MULTIPROCESSORS, RESIDENT_THREADS, WARP, vector_lanes
+from tvmify.compiler.costs import GPU
+from tvmify.compiler.cuda.gpus import vector_lanes
 from tvmify.compiler.kernels.common.loops import find
 from tvmify.compiler.kernels.common.schedule import Schedule
 
 #: Name of the block in such kernels.
 ROW_PRODUCT = "row_product"
-#: Threads of a block, and the most that add up one row.
-_BLOCK, _MOST_THREADS = 128, 256
-#: Loads that a thread has in flight. With fewer, bandwidth is unused; more need too many registers.
-_LOADS = 4
-#: If there are more rows than run at once: cache lines are still read whole, and each thread has
-#: more loads in flight.
-_FEWEST_THREADS, _MOST_LOADS = 8, 16
 
 
 @dataclass(frozen=True)
@@ -50,25 +44,25 @@ class Shape:
     def of(cls, rows: int, length: int, dtype: str) -> Shape | None:
         """Return the shape for a weight of `rows` rows; None if loads would be narrower."""
         lanes = vector_lanes(dtype)
-        loads, rest = divmod(length, lanes * WARP)
+        loads, rest = divmod(length, lanes * GPU.warp)
         if rest:
             return None
-        threads = WARP
-        while loads % 2 == 0 and threads < _MOST_THREADS:
-            if loads <= _LOADS and rows * threads >= MULTIPROCESSORS * _BLOCK:
+        threads = GPU.warp
+        while loads % 2 == 0 and threads < GPU.most_row_threads:
+            if loads <= GPU.row_loads and rows * threads >= GPU.multiprocessors * GPU.row_threads:
                 break
             threads, loads = 2 * threads, loads // 2
         while (
-            threads > _FEWEST_THREADS
-            and 2 * loads <= _MOST_LOADS
-            and rows * threads > MULTIPROCESSORS * RESIDENT_THREADS
+            threads > GPU.fewest_row_threads
+            and 2 * loads <= GPU.most_row_loads
+            and rows * threads > GPU.multiprocessors * GPU.resident_threads
         ):
             threads, loads = threads // 2, 2 * loads
         # Enough blocks for all multiprocessors, if there are as many rows. If no usual size divides
         # the rows, larger blocks are better than blocks of one row.
-        most = _BLOCK // threads
+        most = GPU.row_threads // threads
         several = [*range(most, 1, -1), *range(most + 1, 4 * most + 1)]
-        fits = (n for n in several if rows % n == 0 and rows // n >= MULTIPROCESSORS)
+        fits = (n for n in several if rows % n == 0 and rows // n >= GPU.multiprocessors)
         return cls(next(fits, 1), threads, lanes)
 
 

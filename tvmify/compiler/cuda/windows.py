@@ -14,14 +14,12 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from tvmify.compiler.costs import GPU
 from tvmify.compiler.cuda.elementwise import moves_vectors, threads_for
 from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, vector_lanes
 from tvmify.compiler.kernels.common.loops import is_reduction_loop
 from tvmify.compiler.kernels.common.rewriting import uses
 from tvmify.compiler.kernels.common.schedule import Schedule
-
-#: Threads of a block where those of single elements need a bound, and the most that one reduces.
-_THREADS, _MOST = 256, 64
 
 
 class Window(ScheduleRule):
@@ -38,7 +36,7 @@ class Window(ScheduleRule):
         block = window.block_rv
         reduced = [loop for loop in sch.get_loops(block) if is_reduction_loop(sch, loop)]
         size = math.prod(int(sch.get(loop).extent) for loop in reduced)
-        if len(sch.get(block).writes) != 1 or not 1 < size <= _MOST:
+        if len(sch.get(block).writes) != 1 or not 1 < size <= GPU.window:
             return None
         if not all(producer.is_injective() for producer in producers):
             return None
@@ -52,7 +50,7 @@ class Window(ScheduleRule):
         elements = math.prod(int(extent) for extent in sch.get(block).writes[0].source.shape)
         threads = threads_for(elements // lanes) if lanes > 1 else None
         if threads is None:
-            threads, lanes = _THREADS, 1
+            threads, lanes = GPU.window_threads, 1
         stored = sch.cache_write(block, 0, "local")
         *outer, last = (loop for loop in sch.get_loops(block) if not is_reduction_loop(sch, loop))
         along, neighbour = sch.split(last, [None, lanes])

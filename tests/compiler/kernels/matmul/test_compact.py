@@ -11,7 +11,7 @@ import pytest
 from tvm import relax
 
 from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON, TARGETS, build, check, random
-from tvmify.compiler.costs import PREFETCH
+from tvmify.compiler.costs import COMPACT
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.matmul import compact
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -22,7 +22,7 @@ op = relax.op
 @pytest.fixture(autouse=True)
 def distant(monkeypatch):
     """Take all weights to come from memory."""
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=-1))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=-1))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
 
 
@@ -208,12 +208,12 @@ def test_not_where_tiles_would_be_mostly_padding():
 
 def test_not_where_a_cache_holds_the_weights(monkeypatch):
     size = 64 * 96 * 4
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=size - 1))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=size - 1))
     assert _applies()
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=size))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=size))
     assert not _applies()
     monkeypatch.undo()
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=size - 1))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=size - 1))
     assert not _applies()  # L2 does
 
 
@@ -224,9 +224,9 @@ def test_each_weight_counts_once_and_activations_do_not(monkeypatch):
         return builder.emit(op.matmul(_product(builder, first, weight), scores))
 
     given = [random(1, 96)], [random(96, 96, seed=1)]
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=96 * 96 * 4 - 1))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=96 * 96 * 4 - 1))
     assert _is_compact(build(twice, *given))
-    monkeypatch.setattr(compact, "PREFETCH", replace(PREFETCH, distant=96 * 96 * 4))
+    monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=96 * 96 * 4))
     assert not _is_compact(build(twice, *given))
 
 

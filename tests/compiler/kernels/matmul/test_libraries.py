@@ -20,7 +20,7 @@ from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
 from tvmify.compiler import Tuning, compile
-from tvmify.compiler.costs import PREFETCH
+from tvmify.compiler.costs import COMPACT
 from tvmify.compiler.environment import prepare_tvm
 from tvmify.compiler.kernels.matmul import libraries, pairs
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -36,7 +36,7 @@ _AVX512 = "avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl avx512bf16 avx51
 @pytest.fixture
 def _paired(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let bfloat16 be multiplied in pairs on any processor."""
-    monkeypatch.setattr(pairs, "PREFETCH", replace(PREFETCH, few_unpacked=0.01))
+    monkeypatch.setattr(pairs, "COMPACT", replace(COMPACT, few_unpacked=0.01))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
 
 

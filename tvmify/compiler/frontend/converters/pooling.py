@@ -11,7 +11,7 @@ from torch import fx
 from tvm import relax, te, tirx
 
 from tvmify.compiler.aten.operators import base_name
-from tvmify.compiler.costs import NEST
+from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.converters import resizing
 from tvmify.compiler.frontend.converters.indexing import reading
@@ -161,7 +161,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
         mode = next(m for m in ("nearest", "bilinear", "bicubic") if m in str(node.target))
         aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
         x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
-        channels_last = hint(shape[1]) >= NEST.many_channels
+        channels_last = hint(shape[1]) >= CONVOLUTION.many_channels
         if channels_last:  # as `_resample`
             x = importer.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
         for axis, factor in zip((2, 3), factors, strict=True):
@@ -190,7 +190,7 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
     """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
-    transposed = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= NEST.many_channels
+    transposed = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= CONVOLUTION.many_channels
     if transposed:
         result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}

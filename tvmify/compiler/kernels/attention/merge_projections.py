@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
-from tvmify.compiler.costs import NEST
+from tvmify.compiler.costs import ATTENTION
 from tvmify.compiler.kernels.attention.lower_attention import describes_attention
 from tvmify.compiler.kernels.common.loops import element_count
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
@@ -67,7 +67,7 @@ def _are_narrow(x: relax.Var, weights: Sequence[Expr]) -> bool:
     lanes = Microarchitecture.current().lanes(bits_of(str(x.ty.dtype)))
     # A single column is a sum of vectors along the rows, not a product.
     saved = (sum(count > 1 for count in columns) - 1) * element_count(shape_of(x))
-    return sum(columns) <= lanes and saved >= NEST.worth_merging
+    return sum(columns) <= lanes and saved >= ATTENTION.worth_merging
 
 
 def _are_projections(

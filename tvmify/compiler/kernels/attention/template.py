@@ -19,6 +19,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from tvmify.compiler import sizes
+from tvmify.compiler.costs import CORE
 from tvmify.compiler.kernels.attention import plan as attention_plans
 from tvmify.compiler.kernels.attention import rows, tiles
 from tvmify.compiler.kernels.attention.plan import Plan, Rows
@@ -167,9 +168,9 @@ class Attention:
 
     @property
     def work(self) -> float:
-        """Multiply-adds, an exponential counted as twenty."""
+        """Multiply-adds, with an exponential for each score."""
         scores = self.batch * self.heads * self.query.length * self.key.length
-        return scores * (self.size + self.value_size + 20)
+        return scores * (self.size + self.value_size + CORE.function)
 
     def masked(
         self, score: Expr, tensors: dict[str, tirx.Buffer], at: tuple[Expr, Expr, Expr, Expr]

@@ -8,14 +8,13 @@ from tvm import s_tir, tirx
 from tvm.ir import Call, TensorLoad
 from tvm.s_tir.schedule import SBlockRV
 
+from tvmify.compiler.costs import CORE
 from tvmify.compiler.kernels.common.loops import blocks_of, is_injective, is_output, iterations
 from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.kernels.common.transposes import must_stay
 
 #: The longest expression.
 _LONGEST = 4000
-#: The work of a function call, in multiply-adds.
-_PER_FUNCTION = 20
 _FUNCTIONS = frozenset(
     "exp exp2 exp10 expm1 log log2 log10 log1p tanh sigmoid erf pow sin cos tan sinh cosh asin "
     "acos atan asinh acosh atanh atan2 rsqrt fmod".split()
@@ -66,9 +65,9 @@ def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def total_work(sch: s_tir.Schedule) -> float:
-    """The cost of a function in multiply-adds; a function call counts as twenty."""
+    """The cost of a function in multiply-adds."""
     return sum(
-        iterations(sch, block) * (_PER_FUNCTION if _calls_function(sch, block) else 1)
+        iterations(sch, block) * (CORE.function if _calls_function(sch, block) else 1)
         for block in blocks_of(sch)
     )
 

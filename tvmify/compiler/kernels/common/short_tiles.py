@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
+from tvmify.compiler.costs import TILE
 from tvmify.compiler.kernels.common.axes import ROW, value_along
 from tvmify.compiler.kernels.common.bounds import size_of, written
 from tvmify.compiler.kernels.common.rewriting import (
@@ -27,8 +28,6 @@ from tvmify.compiler.sizes import Size
 
 #: Annotation of the loop over tiles of rows: how many rows there are, and how many a tile has.
 _SHORT = "tvmify.short_tile"
-#: Of more tiles than this, the last one is too small a part to be worth its code.
-_FEW_TILES = 12
 #: The name of the axis that numbers the tiles.
 _TILE = "row_tile"
 
@@ -43,7 +42,7 @@ def half_last_tile(sch: s_tir.Schedule, loop: LoopRV, count: Size, rows: int) ->
     rows
         How many rows a tile has.
     """
-    if not sizes.is_static(count) and rows > 1 and sizes.hint(count) <= _FEW_TILES * rows:
+    if not sizes.is_static(count) and rows > 1 and sizes.hint(count) <= TILE.few_tiles * rows:
         sch.annotate(loop, _SHORT, [written(count), rows])
 
 

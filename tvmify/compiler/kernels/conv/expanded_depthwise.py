@@ -219,7 +219,7 @@ def _rows(
     fitting = [
         rows
         for rows in range(1, out[1] + 1)
-        if prod(window.reach((rows, out[2]))) * pixel <= machine.l2_bytes // 2
+        if prod(window.reach((rows, out[2]))) * pixel <= machine.working_set
         and computed(rows) <= CONVOLUTION.most_repeated * middle[1]
     ]
     return min(fitting, key=cost, default=None)

@@ -58,7 +58,7 @@ def candidates(
         if tiles.leaves_register(tile.product, machine, bits, columns)
     ]
     if side > 1:  # LLVM keeps a vector of inputs for each pixel, beside the sums
-        most = machine.accumulators // 4 * machine.lanes(bits)
+        most = int(machine.accumulators * CONVOLUTION.grouped_sums) * machine.lanes(bits)
         ranked = [tile for tile in ranked if tile.pixels * tile.channels <= most and not tile.flat]
     if of_any_size:
         ranked = [t for t in ranked if not t.flat and (t.down == 1 or out[2] == 1)]
@@ -153,7 +153,7 @@ class Direct:
     def fits_cache(self, machine: Microarchitecture) -> bool:
         """Whether all weights stay in L2 while one row of pixels after the other meets them."""
         places = prod(self.window.size) * self.groups * self.out_channels * self.in_channels
-        return places * self.element <= machine.l2_bytes // 2
+        return places * self.element <= machine.working_set
 
     def otherwise(self, machine: Microarchitecture) -> list[Direct]:
         """Return the same tiles in another order, or with another block."""
@@ -179,7 +179,7 @@ class Direct:
         sums = prod(self.out[1:3]) * of_a_pixel
         most = int(machine.l1_bytes * CONVOLUTION.panel) // (prod(self.window.size) * of_a_pixel)
         whole = sums > machine.l1_bytes and self.in_channels <= few * most
-        return self.in_channels if whole or sums > machine.l2_bytes // 2 else most
+        return self.in_channels if whole or sums > machine.working_set else most
 
     hint = "conv2d"
 

@@ -23,7 +23,7 @@ from math import prod
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.costs import PREFETCH
+from tvmify.compiler.costs import COMPACT
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.legalizing import product_weight_bytes
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -52,14 +52,14 @@ def applies(
     Only if the weights do not fit in caches, and not with ``accuracy="strict"``.
     """
     # The other registers hold the weights of a step, the row's activation, and constants.
-    fits = rows * VECTORS <= machine.vector_registers * 2 // 3
-    wide = machine.vector_bits >= PREFETCH.narrowest
+    fits = rows * VECTORS <= machine.vector_registers * COMPACT.sums
+    wide = machine.vector_bits >= COMPACT.narrowest
     nearby = machine.keeps(4 * prod(weights))
     width, columns = VECTORS * machine.lanes(), weights[-1]
     padding = _WORDS * -(-columns // width) * width > VECTORS * columns
     if dtype != "float32" or not fits or not wide or nearby or padding or choice.is_strict():
         return False
-    return product_weight_bytes(builder) > PREFETCH.distant
+    return product_weight_bytes(builder) > COMPACT.distant
 
 
 def pack(builder: relax.BlockBuilder, panels: Expr) -> list[Expr]:

@@ -73,8 +73,8 @@ def _never(_: plans.Workload, __: Microarchitecture) -> bool:
 
 #: All of them. For float32, none is so much faster that it is used without a measurement.
 LIBRARIES = (
-    Library("bfloat16 by aten::linear", pairs.KIND, "bfloat16", 32, _pays_by_tiles),
-    Library("float32 by aten::linear", "float32", "float32", 32, _never),
+    Library("bfloat16 by aten::linear", pairs.KIND, "bfloat16", LIBRARY.rows, _pays_by_tiles),
+    Library("float32 by aten::linear", "float32", "float32", LIBRARY.rows, _never),
 )
 
 

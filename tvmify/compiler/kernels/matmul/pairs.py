@@ -17,7 +17,7 @@ from tvm.target import Target
 from tvm.tirx import Stmt
 from tvm.tirx.op import register_intrin_lowering
 
-from tvmify.compiler.costs import PREFETCH
+from tvmify.compiler.costs import COMPACT
 from tvmify.compiler.kernels.common.legalizing import values_of
 from tvmify.compiler.kernels.common.rewriting import rewrite_body
 from tvmify.compiler.kernels.common.sample import Sample
@@ -80,7 +80,7 @@ def rows_of(
     if is_moved := _is(value, _RESHAPE):  # the permutations before and after a cast, combined
         value = values.get(value.args[0])
     distant = not machine.keeps(2 * prod(int(size) for size in rights[0].ty.shape))
-    few = rows <= machine.lanes() // PREFETCH.few_unpacked
+    few = rows <= machine.lanes() // COMPACT.few_unpacked
     if not (machine.multiplies_pairs or (few and distant)):
         return None
     if not _is(value, _ASTYPE) or not _is_narrow(value.args[0]):

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 #: A sum over more elements than this violates the accuracy policy. With ``accuracy="strict"`` the
 #: limit depends on the number of elements, but is at least the second number.
 _LONGEST_SUM, _SHORTEST_STRICT_SUM = 1024, 16
-#: If the number of rows is a symbol, panels are as wide as for this number.
-_COMMON_ROWS = 128
-#: The plan is then the best on average for these multiples of the likely number. For that number
-#: only, tiles would divide it, and the last tile for most other numbers would be nearly empty.
-_LIKELY = (0.36, 0.48, 0.6, 0.73, 0.85, 0.98, 1.1, 1.3)
 
 
 @dataclass(frozen=True)
@@ -98,12 +93,12 @@ def choose_for_any_rows(work: Workload, factor: int, machine: Microarchitecture,
         A factor of the number of rows. If tiles divide it, TVM simplifies their number so far that
         it can no longer prove that they cover all rows.
     """
-    common = candidates(replace(work, rows=_COMMON_ROWS), machine, bits)[0]
+    common = candidates(replace(work, rows=MATMUL.common_rows), machine, bits)[0]
     most = min(work.rows, common.rows)
     within = (t for t in tiles.candidates(machine, bits, work.columns) if t.rows <= most)
     alike = [tile for tile in within if tile.columns == common.columns]
     alike = [tile for tile in alike if factor == 1 or factor % tile.rows] or alike
-    likely = [replace(work, rows=max(round(work.rows * part), 1)) for part in _LIKELY]
+    likely = [replace(work, rows=max(round(work.rows * part), 1)) for part in MATMUL.likely]
 
     def cost(plan: Plan) -> float:
         """Return the average time for a row."""
@@ -125,7 +120,7 @@ def fewest(block: int) -> int:
     """Return how many tiles of a block there are for the smallest likely number of rows. At least
     two, unless a block has one: a single tile would prefetch the whole panel by itself.
     """
-    return max(int(block * _LIKELY[0]), min(block, 2))
+    return max(int(block * MATMUL.likely[0]), min(block, 2))
 
 
 def single_tile(work: Workload, columns: int) -> Plan:
@@ -179,7 +174,7 @@ def _plans(
     panels = work.batch * -(-work.columns // tile.columns)
     counts = {*MATMUL.blocks, *(-(-tasks // panels) for tasks in MATMUL.tasks)}
     # The most rows of the left-hand side that fit in L2.
-    nearby = machine.l2_bytes // 2 // (tile.rows * work.depth * bits // 8)
+    nearby = machine.working_set // (tile.rows * work.depth * bits // 8)
     counts.add(-(-row_tiles // max(nearby, 1)))
     if not work.packed:  # the right-hand side is copied as a whole for each block
         counts = {min(counts, key=lambda count: abs(count * panels - MATMUL.tasks[0]))}

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from tvmify.compiler import sizes
-from tvmify.compiler.costs import NEST
+from tvmify.compiler.costs import CORE, RECURRENT
 from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
@@ -16,9 +16,6 @@ from tvmify.compiler.sizes import Size
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
-
-#: Vectors of sums that a tile of a projection has.
-_PROJECTED_SUMS = 8
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,9 @@ class Plan:
 
     @property
     def work(self) -> float:
-        """Multiply-adds, an activation counted as twenty."""
+        """Multiply-adds, with an activation for each gate."""
         count = sizes.hint(self.steps) * sizes.hint(self.batch)
-        own = self.gates * self.hidden * (self.state + 20)
+        own = self.gates * self.hidden * (self.state + CORE.function)
         return float(count * (own + self.hidden * self.projected))
 
     @property
@@ -127,7 +124,8 @@ class Plan:
     @property
     def state_tile(self) -> int:
         """How many projected elements are computed together: sums enough to hide latencies."""
-        return self.lanes * max(1, min(_PROJECTED_SUMS // self.rows, -(-self.state // self.lanes)))
+        most = max(1, RECURRENT.projected_sums // self.rows)
+        return self.lanes * min(most, -(-self.state // self.lanes))
 
     @property
     def tile(self) -> int:
@@ -191,8 +189,7 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
     """Order plans by how long their products take, that of the fastest tile first.
 
     Rows that are computed twice, and padded units, count like others. If sums leave too few
-    registers for the weights of a step, LLVM spills: 3 rows and 2 vectors of an LSTM, which fill 24
-    of 32 registers, take 1.1 to 2.5 times as long as 4 rows and 1 vector (AVX-512).
+    registers for the weights of a step, LLVM spills (docs/measurements/registers.md).
     """
     bits = bits_of(plan.dtype)
 
@@ -201,7 +198,7 @@ def _ranked(plan: Plan, machine: Microarchitecture) -> list[Plan]:
 
     within = (
         replace(plan, rows=rows, vectors=vectors)
-        for vectors in range(1, NEST.most_gate_vectors + 1)
+        for vectors in range(1, RECURRENT.most_gate_vectors + 1)
         for rows in range(1, min(sizes.hint(plan.batch), machine.accumulators) + 1)
         if vectors == 1 or (vectors - 1) * plan.lanes < plan.hidden
     )

@@ -44,7 +44,7 @@ def tile_columns(
     if leading is None:
         return None
     width = vectors * min(machine.lanes(output_bits(sch, block)) for block in blocks_of(sch))
-    while width > machine.lanes() and _bytes(sch, leading, width) > machine.l2_bytes // 2:
+    while width > machine.lanes() and _bytes(sch, leading, width) > machine.working_set:
         width //= 2
     *before, last = blocks_of(sch)
     *others, column = sch.get_loops(last)

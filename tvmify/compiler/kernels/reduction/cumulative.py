@@ -14,6 +14,7 @@ from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.common.emission import (
     anchor,
     argument,
@@ -39,8 +40,6 @@ from tvmify.compiler.sizes import (
 
 #: Of the rules, and of their anchors.
 SUM, PRODUCT = "cumsum", "cumprod"
-#: Rows, and columns, of a task.
-_ROWS, _COLUMNS = 8, 64
 
 
 def kernel(
@@ -65,14 +64,12 @@ def kernel(
     down, across = ceil_div(outer, rows), ceil_div(inner, columns)
     cuts = vectors(columns, lanes)
     carried = "float64" if dtype.startswith("float") else dtype
-    # Along memory there are no vectors: an element takes as long as three of them.
     elements = hint(product(shape))
-    work = elements * 3 * lanes if is_one(inner) else elements
+    work = elements * NEST.carried_element * lanes if is_one(inner) else elements
     moved = 2 * elements * bits_of(dtype) // 8
 
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        # An epilogue would not be vectorized, either: an exponential takes three to seven times as
-        # long.
+        # Along memory, an epilogue would not be vectorized, either.
         T.func_attr(OPAQUE if is_one(inner) else FUSIBLE)
         source, result = (argument(role, shape, dtype) for role in ("source", "result"))
         with (
@@ -105,12 +102,13 @@ def kernel(
 
 
 def _rows(count: Size) -> int:
-    return min(_ROWS, bounds(count)[0]) if not is_static(count) else gcd(int(count), _ROWS)
+    most = NEST.carried_rows
+    return gcd(int(count), most) if is_static(count) else min(most, bounds(count)[0])
 
 
 def _columns(count: Size, lanes: int) -> int:
     if not is_static(count):
-        return min(_COLUMNS, bounds(count)[0])
-    columns = split_evenly(int(count), _COLUMNS)
+        return min(NEST.carried_columns, bounds(count)[0])
+    columns = split_evenly(int(count), NEST.carried_columns)
     # Whole vectors, or halves.
     return columns if columns == count else -(-columns * 2 // lanes) * lanes // 2

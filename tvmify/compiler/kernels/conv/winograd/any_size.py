@@ -97,7 +97,7 @@ class AnySize(Winograd):
         products = plans.nanoseconds(work, product.plan, machine, 32, 1)
         inputs, results = points * rows * channels, points * rows * self.out[3]
         transforms = machine.nanoseconds(WINOGRAD.input * inputs + WINOGRAD.result * results)
-        moved = 4 * (inputs + results) * (WINOGRAD.stored_byte + WINOGRAD.read_byte / 3)
+        moved = 4 * (inputs + results) * (WINOGRAD.stored_byte + WINOGRAD.nearby_read_byte)
         weights = 4 * points * channels * self.out[3] * WINOGRAD.weight_byte
         return WINOGRAD.margin + max(products, weights) + transforms + moved
 

@@ -85,7 +85,7 @@ class Cut:
         if planar:
             across = columns
             line = points * image[3] * across * 4  # bytes of inputs, for each row of the image
-            seen = machine.l2_bytes // 2 // line - window.size[0]
+            seen = machine.working_set // line - window.size[0]
             most = max(1, min(rows // WINOGRAD.few_bands, seen // window.strides[0] + 1))
             down = max(n for n in range(1, most + 1) if out[1] % n == 0)
             ranked = tiles.ranked(across, out[3], machine)
@@ -220,7 +220,8 @@ class Cut:
         results = chunks * self.points * self.down * self.across * outputs
         if self.shared:
             nearby = max(WINOGRAD.nearby, WINOGRAD.nearby_l2 * machine.l2_bytes)
-            read = WINOGRAD.read_byte / 3 if inputs * 4 <= nearby else WINOGRAD.read_byte
+            is_near = inputs * 4 <= nearby
+            read = WINOGRAD.nearby_read_byte if is_near else WINOGRAD.read_byte
             moved = inputs * 4 * (WINOGRAD.stored_byte + read * panels)
         elif self.planar:
             divides = self.across % self.tile.rows == 0
