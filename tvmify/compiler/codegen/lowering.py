@@ -1,5 +1,6 @@
-"""Scheduled TIR → LLVM's input: TVM's passes, on several functions at a time. They take longer than
-LLVM: on one core, 6.8 of the 8.7 seconds that VGG-16 took to build.
+"""Scheduled TIR → LLVM's input: TVM's passes, on several functions at a time.
+
+They take longer than LLVM (docs/measurements/startup.md).
 """
 
 from __future__ import annotations

@@ -69,8 +69,7 @@ def fetch_ahead(
     rows
         If the rows of the next tile are prefetched, too: the axes that number the tiles along the
         other operand, in the order of their loops. Another core wrote half of the activations that
-        a core reads first, unless both kernels divide the rows alike; this costs 0.16 ns a byte, a
-        third of the time of small products (measured on the 14 × 14 images of MobileNetV2).
+        a core reads first, unless both kernels divide the rows alike (docs/measurements/memory.md).
     fewest
         How many tiles there are at least, if there are fewer in some calls.
     """

@@ -46,11 +46,9 @@ def lanes_for(columns: int, machine: Microarchitecture, bits: int) -> int:
 def leaves_register(tile: Tile, machine: Microarchitecture, bits: int, columns: int) -> bool:
     """Whether sums, the vectors of a step and what is broadcast leave a register.
 
-    Where they leave none, LLVM spills in loops that are more than one step of a product: of 16
-    registers, attention with 4 × 24 took 36 ms and with 6 × 16 takes 27; products of two steps
-    an iteration and convolutions of whole windows take twice the time. If a step has one vector,
-    those of all steps are loaded at once, beside a second broadcast: 9 × 8 is as fast as
-    expected, 13 × 8 takes twice that. A single row uses each vector once, straight from memory.
+    Where they leave none, LLVM spills in loops that are more than one step of a product
+    (docs/measurements/registers.md). If a step has one vector, those of all steps are loaded at
+    once, beside a second broadcast. A single row uses each vector once, straight from memory.
     """
     if tile.rows == 1 and machine.memory_operands:
         return True
@@ -150,10 +148,9 @@ def ranked_image(
     """Order the tiles for an image, the best first.
 
     As `ranked`; where whole tiles of channels are possible, others come last: LLVM spoils the
-    stores of a tile that is cut on two sides (18 times the time on 512 channels by 48). Of tiles
-    with as many pixels the squarest comes first, the taller one of two: neighbours in a row share
-    inputs, which LLVM loads early and once, and spills (4 × 2 pixels of U-Net's first layer take
-    0.84 of the time of 1 × 8 with AVX-512, 0.91 to 0.97 with AVX2 and 4 pixels).
+    stores of a tile that is cut on two sides. Of tiles with as many pixels the squarest comes
+    first, the taller one of two: neighbours in a row share inputs, which LLVM loads early and once,
+    and spills (docs/measurements/registers.md).
     """
 
     def cost(image_tile: ImageTile) -> tuple[float, ...]:

@@ -52,8 +52,7 @@ def template(
             channel = block * lanes + lane
             if channels % lanes == 0:
                 return weight[channel, y, x, 0].astype(sums)
-            # Read unconditionally: a branch for each lane, in each block, took LLVM ten times as
-            # long.
+            # Read unconditionally, since branches for each lane of each block keep LLVM busy.
             value = weight[tirx.min(channel, channels - 1), y, x, 0].astype(sums)
             return tirx.Select(channel < channels, value, tirx.const(0, sums))
 

@@ -176,7 +176,7 @@ def _turn_by_trial(condition: Expr, axis: tirx.Var, length: int) -> _Turn:
     compare = _COMPARISONS[type(condition)]
 
     def at(place: int) -> bool:
-        # Most conditions compare the place itself; an analyzer would take 20 times as long.
+        # Most conditions compare the place itself, for which an analyzer would be slow.
         if a.same_as(axis) and isinstance(b, tirx.IntImm):
             return compare(place, int(b))
         if b.same_as(axis) and isinstance(a, tirx.IntImm):
