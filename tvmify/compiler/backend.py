@@ -6,10 +6,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
-from tvm import relax, tirx
-from tvm.s_tir.dlight.base import ScheduleRule
+from tvm import relax, s_tir, tirx
+
+from tvmify.compiler.microarchitecture import Microarchitecture
 
 Legalize = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+class Rule:
+    """One way to schedule a PrimFunc.
+
+    A rule finds its anchor block and fuses its surroundings, or returns None if it does not apply
+    to the function. An exception is a bug in the rule, see
+    `tvmify.compiler.kernels.common.rule.apply_in_turn`.
+    """
+
+    #: Name in the report.
+    name: str = ""
+    #: Blocks that a function must have, all of them, for the rule to be tried.
+    anchors: frozenset[str] = frozenset()
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
+        """Transform the schedule in place and return it; None if the rule does not apply."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,7 @@ class Backend:
     before_legalizing: tvm.transform.Pass
     legalizers: Mapping[str, Legalize]
     after_fusing: tuple[tvm.transform.Pass, ...]
-    rules: Mapping[str, ScheduleRule]
+    rules: Mapping[str, Rule]
     after_scheduling: tuple[tvm.transform.Pass, ...]
     finished: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda function: function
 

@@ -12,6 +12,7 @@ from tvmify.compiler.cuda.norms import Norm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.cuda.windows import Window
 from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.rule import DlightRule
 from tvmify.compiler.kernels.common.schedule import Schedule
 
 
@@ -46,13 +47,14 @@ class OneKernel(ScheduleRule):
 
 
 #: `tvmify.compiler.cuda.libraries` computes products of several rows, and convolutions.
-RULES: dict[str, ScheduleRule] = {
-    "elementwise": OneKernel(Elementwise()),
-    "row product": OneKernel(RowProduct()),
-    "uneven row product": OneKernel(UnevenRowProduct()),
-    "norm": OneKernel(Norm()),
-    "reduction": OneKernel(gpu.Reduction()),
-    "general reduction": OneKernel(gpu.GeneralReduction()),
-    "window": OneKernel(Window()),
-    "fallback": OneKernel(gpu.Fallback()),
+_RULES: dict[str, ScheduleRule] = {
+    "elementwise": Elementwise(),
+    "row product": RowProduct(),
+    "uneven row product": UnevenRowProduct(),
+    "norm": Norm(),
+    "reduction": gpu.Reduction(),
+    "general reduction": gpu.GeneralReduction(),
+    "window": Window(),
+    "fallback": gpu.Fallback(),
 }
+RULES = {name: DlightRule(name, OneKernel(rule)) for name, rule in _RULES.items()}

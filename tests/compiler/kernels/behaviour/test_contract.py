@@ -1,6 +1,7 @@
 """What every schedule rule does, on the smallest program that it takes.
 
-A rule without an example fails. Nothing here runs for a processor that this machine is not.
+A rule without an example fails. Nothing here runs for a processor that this machine is not, or on
+a GPU.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from tvm import s_tir, tirx
 
 from benchmarks.structure import digest
 from tests.compiler import programs
+from tests.compiler.gpu_programs import Kernels, gpu
 from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON
 from tvmify.compiler import pipeline, sizes
+from tvmify.compiler.cuda.rules import RULES as GPU_RULES
 from tvmify.compiler.frontend.decompositions import Decomposed, decompose
 from tvmify.compiler.frontend.importer import import_program
 from tvmify.compiler.kernels import RULES
+from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.common.rule import STRICT, Outcome, Rule, RuleFailure, apply_in_turn
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "neon": NEON}
+GPUS = {arch: pipeline.tvm_target(gpu(arch)) for arch in ("sm_80", "sm_90a")}
 Functions = dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 
@@ -173,27 +178,54 @@ EXAMPLES = {
     "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
 }
 
+#: Of GPU rules.
+GPU_EXAMPLES = {
+    "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
+    "row product": Example(lambda size: (nn.Linear(256, 64 * size), (torch.randn(1, 256),))),
+    "uneven row product": Example(lambda size: (nn.Linear(260, 64 * size), (torch.randn(1, 260),))),
+    "norm": Example(lambda size: (nn.LayerNorm(128), (torch.randn(size, 128),))),
+    "reduction": Example(lambda size: _of(lambda x: x.sum(0), 64, size)),
+    "general reduction": Example(lambda size: (nn.GroupNorm(2, 8), (torch.randn(2, 8, 3, size),))),
+    "window": Example(lambda size: (nn.MaxPool2d(3, 2, 1), (torch.randn(1, 8, 6, size),))),
+    "fallback": Example(lambda size: _of(lambda x: x.mT.exp(), size, 7)),
+}
+#: Each rule on each of its targets; those without a machine to run on are scheduled all the same.
+SCHEDULED = [(rule, target) for target in TARGETS.values() for rule in RULES]
+SCHEDULED += [(rule, target) for target in GPUS.values() for rule in GPU_RULES]
+FALLING_BACK = [(rule, NATIVE) for rule in RULES] + [(rule, GPUS["sm_90a"]) for rule in GPU_RULES]
+
+
+def example_of(rule: str, target: tvm.target.Target) -> Example:
+    """Return the example of a rule for the kind of a target."""
+    return (GPU_EXAMPLES if target.kind.name == "cuda" else EXAMPLES)[rule]
+
+
+def _name(value: Any) -> str:
+    named = {**TARGETS, **GPUS}
+    return next((name for name, target in named.items() if value is target), str(value))
+
 
 @pytest.fixture(autouse=True)
 def _symbols(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let the compiler know the symbols of the example of a rule."""
     rule = request.node.callspec.params["rule"] if hasattr(request.node, "callspec") else None
-    any_size = rule is not None and EXAMPLES[rule].any_size
+    any_size = rule in EXAMPLES and EXAMPLES[rule].any_size
     known = dict.fromkeys(("s0", "s1"), sizes.Range(28, 2, 512))
     with sizes.symbols(known) if any_size else contextlib.nullcontext():
         yield
 
 
 @functools.cache
-def _decomposed(rule: str) -> Decomposed:
-    return decompose(EXAMPLES[rule].exported())
+def _decomposed(example: Example) -> Decomposed:
+    return decompose(example.exported())
 
 
 def unscheduled(rule: str, target: tvm.target.Target) -> Functions:
     """Return the functions of a rule's example, before any rule has seen them."""
-    with warnings.catch_warnings(), target:
+    chosen = Choices(measured=Kernels()) if target.kind.name == "cuda" else Choices()
+    with warnings.catch_warnings(), choosing(chosen), target:
         warnings.simplefilter("ignore")  # deprecations inside torch and TVM
-        imported = import_program(_decomposed(rule))
+        imported = import_program(_decomposed(example_of(rule, target)))
         fused = pipeline.fuse(pipeline.lower(imported.ir_mod, target), target)
     return {v: f for v, f in fused.functions_items() if isinstance(f, tirx.PrimFunc)}
 
@@ -218,13 +250,14 @@ class Raising(Rule):
 
 def test_every_rule_has_an_example():
     assert EXAMPLES.keys() == RULES.keys()
+    assert GPU_EXAMPLES.keys() == GPU_RULES.keys()
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("rule", RULES)
-def test_equal_layers_are_scheduled_alike(rule: str, target: str):
-    first, second = (unscheduled(rule, TARGETS[target]) for _ in range(2))
-    results = [apply_in_turn(RULES, each, TARGETS[target]) for each in (first, second)]
+@pytest.mark.parametrize(("rule", "target"), SCHEDULED, ids=_name)
+def test_equal_layers_are_scheduled_alike(rule: str, target: tvm.target.Target):
+    rules = pipeline.backend_of(target).rules
+    first, second = (unscheduled(rule, target) for _ in range(2))
+    results = [apply_in_turn(rules, each, target) for each in (first, second)]
     (scheduled, outcomes), (again, _) = results
     assert rule in {outcome.rule for outcome in outcomes.values()}
     assert sorted(digest(f) for _, f in scheduled.functions_items()) == sorted(
@@ -232,18 +265,31 @@ def test_equal_layers_are_scheduled_alike(rule: str, target: str):
     )
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_where_it_raises_the_next_rule_is_tried(rule: str, monkeypatch: pytest.MonkeyPatch):
-    functions = unscheduled(rule, NATIVE)
-    raising: dict[str, Rule] = {**RULES, rule: Raising(RULES[rule])}
+@pytest.mark.parametrize(("rule", "target"), FALLING_BACK, ids=_name)
+def test_where_it_raises_the_next_rule_is_tried(
+    rule: str, target: tvm.target.Target, monkeypatch: pytest.MonkeyPatch
+):
+    rules = pipeline.backend_of(target).rules
+    functions = unscheduled(rule, target)
+    raising: dict[str, Rule] = {**rules, rule: Raising(rules[rule])}
     with pytest.raises(RuleFailure, match=f"{rule} failed: ValueError: no such loop"):
-        apply_in_turn(raising, functions, NATIVE)
+        apply_in_turn(raising, functions, target)
     monkeypatch.delenv(STRICT)
-    scheduled, outcomes = apply_in_turn(raising, functions, NATIVE)
+    scheduled, outcomes = apply_in_turn(raising, functions, target)
     assert rule in {failure.rule for each in outcomes.values() for failure in each.failures}
-    without = {name: each for name, each in RULES.items() if name != rule}
-    expected = _hashes(*apply_in_turn(without, functions, NATIVE))
+    without = {name: each for name, each in rules.items() if name != rule}
+    expected = _hashes(*apply_in_turn(without, functions, target))
     assert _hashes(scheduled, outcomes) == expected
+
+
+@pytest.mark.parametrize("rule", [name for name in GPU_RULES if name != "fallback"])  # takes all
+def test_a_rule_for_gpus_declines_without_an_error(rule: str):
+    target = GPUS["sm_90a"]
+    others = {name: unscheduled(name, target) for name in GPU_EXAMPLES if name != rule}
+    alone = {rule: GPU_RULES[rule]}
+    for functions in others.values():
+        outcomes = apply_in_turn(alone, functions, target).outcomes.values()
+        assert not [failure for outcome in outcomes for failure in outcome.failures]
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")  # of recurrent layers, by torch

@@ -1,4 +1,4 @@
-"""The base class of schedule rules, like TVM's dlight, and how rules are tried in turn."""
+"""How schedule rules are tried in turn, like those of TVM's dlight."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.s_tir.dlight.base import ApplyDefaultSchedule, ScheduleRule
 from tvm.target import Target
 
+from tvmify.compiler.backend import Rule
 from tvmify.compiler.kernels.common.last_block import is_open_ended
 from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.common.schedule import Schedule
@@ -34,30 +35,17 @@ class RuleFailure(Exception):
     """A rule raised an error on a function that has its anchors."""
 
 
-class Rule(ScheduleRule):
-    """One way to schedule a PrimFunc.
+class DlightRule(Rule):
+    """A rule of TVM's dlight, or one in its form: it makes a schedule of its own."""
 
-    A rule finds its anchor block and fuses its surroundings, or returns None if it does not apply
-    to the function. An exception is a bug in the rule: the next rule is tried, the report shows it,
-    and a warning is logged. If the environment variable `STRICT` is set, or the function is
-    `open_ended`, it is an error. Either way, the schedule is reset.
-    """
-
-    #: Name in the report.
-    name: str = ""
-    #: Blocks that a function must have, all of them, for the rule to be tried.
-    anchors: frozenset[str] = frozenset()
-
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Schedule a function, or return None when the rule does not apply to it."""
-        del tunable  # our rules choose without search
-        if not self.anchors <= _blocks(func):
-            return None
-        return self.schedule(Schedule(func), Microarchitecture.of(target))
+    def __init__(self, name: str, rule: ScheduleRule) -> None:
+        self.name, self.rule = name, rule
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
-        """Transform the schedule in place and return it."""
-        raise NotImplementedError
+        """Schedule the function for the current target."""
+        target = Target.current(allow_none=False)
+        found = self.rule.apply(sch.mod["main"], target, tunable=False)
+        return found if isinstance(found, s_tir.Schedule) else None
 
 
 @dataclass(frozen=True)
@@ -101,33 +89,30 @@ class _InTurn(ScheduleRule):
     scheduled a function, and stops at an error: `outcomes` records both.
     """
 
-    def __init__(self, rules: Mapping[str, ScheduleRule]) -> None:
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = rules
         self.outcomes: defaultdict[tirx.PrimFunc, Outcome] = defaultdict(Outcome)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Schedule a function by the first rule that takes it."""
-        outcome = self.outcomes[func]
-        blocks = _blocks(func)
+        del tunable  # our rules choose without search
+        outcome, blocks, machine = self.outcomes[func], _blocks(func), Microarchitecture.of(target)
         fresh: s_tir.Schedule | None = None
         for name, rule in self.rules.items():
+            if not rule.anchors <= blocks:
+                continue
             try:
-                if isinstance(rule, Rule):
-                    if not rule.anchors <= blocks:
-                        continue
-                    # Creating a schedule takes longer than most rules need to find no anchor.
-                    if fresh is None or not fresh.mod["main"].same_as(func):
-                        fresh = Schedule(func)
-                    schedule = rule.schedule(fresh, Microarchitecture.of(target))
-                else:
-                    schedule = rule.apply(func, target, tunable)
+                # Creating a schedule takes longer than most rules need to find no anchor.
+                if fresh is None or not fresh.mod["main"].same_as(func):
+                    fresh = Schedule(func)
+                schedule = rule.schedule(fresh, machine)
             except Exception as error:  # TVM's errors share no narrower class
                 outcome.failures.append(Failure(name, error))
                 fresh = None  # a rule that failed half-way may leave an inconsistent schedule
                 if is_open_ended(func):
                     return None
                 continue
-            if isinstance(schedule, s_tir.Schedule):
+            if schedule is not None:
                 outcome.rule = name
                 return schedule
         return None
@@ -147,9 +132,12 @@ class ScheduledInTurn(NamedTuple):
 
 
 def apply_in_turn(
-    rules: Mapping[str, ScheduleRule], functions: Mapping[GlobalVar, tirx.PrimFunc], target: Target
+    rules: Mapping[str, Rule], functions: Mapping[GlobalVar, tirx.PrimFunc], target: Target
 ) -> ScheduledInTurn:
     """Schedule functions, each by the first rule that takes it.
+
+    If a rule raises an error, its schedule is dropped, the next rule is tried, the outcome has the
+    error, and a warning is logged.
 
     Parameters
     ----------
