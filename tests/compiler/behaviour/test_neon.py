@@ -14,7 +14,7 @@ from tvm import relax, tirx
 from tests.compiler.kernels.conv.test_expanded_depthwise import JOINED, Network
 from tests.compiler.kernels.kernels import NEON, Describe, assembly, build, random
 from tvmify.compiler.kernels.common.rewriting import names_of
-from tvmify.compiler.kernels.recurrent import rule as recurrent
+from tvmify.compiler.kernels.recurrent import template as recurrent
 from tvmify.compiler.kernels.recurrent.plan import Plan
 from tvmify.compiler.microarchitecture import Microarchitecture
 

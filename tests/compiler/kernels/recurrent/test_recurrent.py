@@ -13,7 +13,7 @@ from tvm.ir import Call, Expr
 from tests.compiler.kernels.kernels import AVX2, AVX512, NEON, TARGETS, Array, executable, random
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, substitute
-from tvmify.compiler.kernels.recurrent import rule as recurrent
+from tvmify.compiler.kernels.recurrent import template as recurrent
 from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
 from tvmify.compiler.microarchitecture import Microarchitecture
 

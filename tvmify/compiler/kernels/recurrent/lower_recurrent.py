@@ -18,7 +18,7 @@ from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import call_kernel
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.kernels.recurrent.plan import Plan, choose
-from tvmify.compiler.kernels.recurrent.rule import kernel
+from tvmify.compiler.kernels.recurrent.template import kernel
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import describes, values_and_readers
