@@ -99,13 +99,12 @@ def _candidates(shape: Shape) -> tuple[str, list[str]]:
     from tvmify.compiler import pipeline
     from tvmify.compiler.kernels.common.choice import Choices
     from tvmify.compiler.kernels.matmul import libraries
-    from tvmify.compiler.tune.samples import samples_of
+    from tvmify.compiler.tune.samples import collect
 
-    choices = Choices(most=99)
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
-    samples_of(shape.sample().ir_mod(), target, choices)
+    candidates = collect(shape.sample().ir_mod(), target, Choices(most=99)).candidates
     calls = {line.name for line in libraries.LIBRARIES}  # whether to call one is asked before
-    ours = (asked for asked in choices.candidates.items() if calls.isdisjoint(asked[1]))
+    ours = (asked for asked in candidates.items() if calls.isdisjoint(asked[1]))
     return next(ours, ("", []))
 
 

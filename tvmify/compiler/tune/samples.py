@@ -17,30 +17,28 @@ from tvmify.compiler import pipeline
 from tvmify.compiler.backend import Legalize
 from tvmify.compiler.codegen import build
 from tvmify.compiler.codegen.packing import packed_keys
-from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.common.choice import Choices, Collected, choosing
 from tvmify.compiler.kernels.common.legalizing import is_weight
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.target import Target
 
 
-def samples_of(
-    ir_mod: tvm.IRModule, target: tvm.target.Target, choices: Choices
-) -> dict[str, Sample]:
+def collect(ir_mod: tvm.IRModule, target: tvm.target.Target, choices: Choices) -> Collected:
     """Lower a program, and schedule it, to learn its workloads.
 
-    ``choices.candidates`` is filled. A workload whose operator takes more than tensors has no
-    sample, unless the operator that chooses gives one.
+    A workload whose operator takes more than tensors has no sample, unless the operator that
+    chooses gives one.
     """
     found: dict[str, Sample] = {}
 
     def noting(legalize: Legalize) -> Legalize:
         def legalize_and_note(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-            before = choices.candidates.keys() - found.keys()
+            before = collected.candidates.keys() - found.keys()
             result = legalize(builder, call)
             if all(isinstance(argument.ty, relax.TensorType) for argument in call.args):
                 weights = tuple(is_weight(builder, argument) for argument in call.args)
                 sample = Sample.of(call, weights)
-                new = choices.candidates.keys() - found.keys() - before
+                new = collected.candidates.keys() - found.keys() - before
                 found.update(dict.fromkeys(new, sample))
             return result
 
@@ -48,11 +46,11 @@ def samples_of(
 
     backend = pipeline.backend_of(target)
     legalizers: dict[str, Any] = {name: noting(f) for name, f in backend.legalizers.items()}
-    with choosing(replace(choices, is_collecting=True)):
+    with choosing(replace(choices, is_collecting=True)) as collected:
         lowered = pipeline.lower(ir_mod, target, legalizers)
         if target.kind.name == "llvm":  # rules for GPUs have no alternatives
             pipeline.schedule(_without_packing(pipeline.fuse(lowered, target)), target)
-    return found | choices.samples
+    return replace(collected, samples=found | collected.samples)
 
 
 def _without_packing(ir_mod: tvm.IRModule) -> tvm.IRModule:

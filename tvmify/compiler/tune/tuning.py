@@ -114,16 +114,17 @@ def tune(
     ir_mod: tvm.IRModule, target: tvm.target.Target, choices: Choices, tuning: Tuning
 ) -> Tuned:
     """Find the fastest candidate for each workload of an imported program."""
-    from tvmify.compiler.tune.samples import samples_of
+    from tvmify.compiler.tune.samples import collect
 
     deadline = time.monotonic() + tuning.limit
     tuned = Tuned()
     for _ in range(_PASSES):
-        collecting = dataclasses.replace(choices, measured=tuned.winners, candidates={}, samples={})
-        samples = samples_of(ir_mod, target, collecting)
+        choices = dataclasses.replace(choices, measured=tuned.winners)
+        collected = collect(ir_mod, target, choices)
+        samples = collected.samples
         unknown = []
         for workload in sorted(samples, key=lambda name: -samples[name].work):
-            candidates = collecting.candidates[workload]
+            candidates = collected.candidates[workload]
             if workload in tuned.winners:
                 continue
             only = candidates[0] if len(candidates) == 1 else None
@@ -144,10 +145,10 @@ def tune(
             if begun + longest > deadline:
                 break
             batch = [
-                _Workload(w, collecting.candidates[w], samples[w])
+                _Workload(w, collected.candidates[w], samples[w])
                 for w in unknown[start : start + step]
             ]
-            _measure(batch, target, collecting, tuning, tuned, deadline)
+            _measure(batch, target, choices, tuning, tuned, deadline)
             longest = max(longest, time.monotonic() - begun)
         tuned.left = sum(workload not in tuned.winners for workload in unknown)
         if tuned.left:
@@ -213,7 +214,7 @@ def _build(
 
     def begun(workload: _Workload, name: str) -> Future[Artifact]:
         measured = {**winners, workload.name: name}
-        forced = dataclasses.replace(choices, measured=measured, candidates={})
+        forced = dataclasses.replace(choices, measured=measured)
         try:
             return pool.submit(lower_sample(workload.sample, target, forced))
         except Exception as error:  # TVM's errors share no narrower class

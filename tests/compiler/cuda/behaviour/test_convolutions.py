@@ -72,12 +72,12 @@ def cudnn() -> Iterator[None]:
 @DTYPES
 @pytest.mark.usefixtures("cudnn")
 def test_a_convolution_takes_bias_residual_and_relu_along(dtype: torch.dtype):
-    with choosing(Choices(measured=Fastest("fused"))) as choices:
+    with choosing(Choices(measured=Fastest("fused"))) as collected:
         artifact = check(Normed().eval().to(dtype), torch.randn(2, 3, 9, 9).to(dtype))
     assert not any("relu" in name for name in artifact.report["kernels"])
     assert b"aten::cudnn_convolution_relu" in artifact.library
     assert b"aten::cudnn_convolution_add_relu" in artifact.library
-    chains = [name for name in choices.candidates if name.startswith("convolution")]
+    chains = [name for name in collected.candidates if name.startswith("convolution")]
     assert len(chains) == 2 and chains[1].endswith("+ bias + residual + relu")
 
 
@@ -116,10 +116,10 @@ def forms(artifact: Artifact) -> tuple[int, int, int]:
 def test_convolutions_of_one_pixel_are_products_where_that_is_faster(
     dtype: torch.dtype, form: str, expected: tuple[int, int, int]
 ):
-    with choosing(Choices(measured=Fastest(form))) as choices:
+    with choosing(Choices(measured=Fastest(form))) as collected:
         artifact = check(Bottleneck().eval().to(dtype), torch.randn(2, 8, 6, 5).to(dtype))
     assert forms(artifact) == expected
-    chains = {name.partition(" of 1 + ")[2]: found for name, found in choices.candidates.items()}
+    chains = {name.partition(" of 1 + ")[2]: found for name, found in collected.candidates.items()}
     relu, residual = chains["bias + relu"], chains["bias + residual + relu"]
     assert sorted(relu) == sorted(residual) == ["apart", "fused", "product"]
     assert sorted(chains["bias"]) == ["apart", "product"] and len(chains) == 3

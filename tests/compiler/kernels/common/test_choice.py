@@ -27,9 +27,9 @@ def test_stale_winner_is_ignored():
 
 
 def test_choices_record_their_workloads():
-    with choosing(Choices()) as choices:
+    with choosing(Choices()) as collected:
         choose("work", [3, 1])
-    assert choices.candidates == {"work": ["3", "1"]}
+    assert collected.candidates == {"work": ["3", "1"]}
 
 
 @pytest.mark.parametrize("accuracy", ["default", "strict"])

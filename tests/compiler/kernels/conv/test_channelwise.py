@@ -79,9 +79,9 @@ def test_alternatives(kind: str, target):
     weights = [random(20, 3, 3, 1, seed=1)] if kind == "depthwise" else []
     inputs = [random(2, 41, 57, 20)]
     rule = "depthwise" if weights else "pooling"
-    with choosing(Choices()) as choices:
+    with choosing(Choices()) as collected:
         by_rule = build(describe, inputs, weights, target)
-    ((workload, names),) = choices.candidates.items()
+    ((workload, names),) = collected.candidates.items()
     assert workload.startswith(kind)
     assert len(names) >= 4
     scripts = []

@@ -137,9 +137,9 @@ def test_every_candidate_is_right(target, shape, out, window, options):
     shapes = [list(shape), [out, *window, shape[3] // options.get("groups", 1)]]
     arrays = [random(*sizes, seed=i) for i, sizes in enumerate(shapes)] + [random(out, seed=2)]
     attributes = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, **options}
-    with choice.choosing(choice.Choices(most=20)) as choices:
+    with choice.choosing(choice.Choices(most=20)) as collected:
         build(_convolution(**attributes)[0], arrays[:1], arrays[1:], target)
-    ((workload, names),) = choices.candidates.items()
+    ((workload, names),) = collected.candidates.items()
     names = [name for name in names if name.startswith("direct")]
     assert len(set(names)) == len(names) > 2
     for name in names:
@@ -251,9 +251,9 @@ def test_residual_and_activation_are_fused(flat):
 
     inputs = [random(1, size, size, channels), random(1, size, size, 64, seed=1)]
     weights = [random(64, 3, 3, channels, seed=2)]
-    with choice.choosing(choice.Choices(most=99)) as choices:
+    with choice.choosing(choice.Choices(most=99)) as collected:
         build(describe, inputs, weights)
-    ((workload, names),) = choices.candidates.items()
+    ((workload, names),) = collected.candidates.items()
     name = next(n for n in names if n.startswith("direct") and (" flat " in n) == flat)
     with choice.choosing(choice.Choices(measured={workload: name})):
         check(describe, reference, inputs, weights, rule="conv2d")

@@ -55,8 +55,8 @@ class Network:
                 result = self.describe(builder, *variables)
                 result = builder.emit_output(relax.Tuple([builder.emit(result)]))
             builder.emit_func_output(result)
-        self.choices = choice.Choices(accuracy, measured or {})
-        with choice.choosing(self.choices):
+        choices = choice.Choices(accuracy, measured or {})
+        with choice.choosing(choices) as self.collected:
             fused = pipeline.fuse(pipeline.lower(builder.finalize(), target), target)
             self.ir_mod, outcomes = pipeline.schedule(fused, target)
         self.rules = sorted(str(one) for name, one in outcomes.items() if "pack" not in name)
@@ -124,7 +124,7 @@ def test_two_convolutions_are_one_kernel(image, channels, size, stride, padding,
 @pytest.mark.thorough
 def test_every_cut_of_the_second_convolution():
     shape = (1, 16, 24, 24), 96
-    asked = Network(*shape).choices.candidates
+    asked = Network(*shape).collected.candidates
     (workload,) = (name for name in asked if name.startswith("depthwise"))
     assert len(asked[workload]) >= 4
     for name in asked[workload]:

@@ -249,9 +249,9 @@ def test_both_orders_of_rows_and_columns():
 def test_every_candidate_is_right(depth):
     weights = [random(100, depth, seed=1), random(100, seed=2)]
     inputs = [random(50, depth)]
-    with choosing(Choices()) as choices:
+    with choosing(Choices()) as collected:
         build(_linear, inputs, weights)
-    ((workload, names),) = choices.candidates.items()
+    ((workload, names),) = collected.candidates.items()
     assert len(set(names)) == len(names) > 2
     for name in names[1:]:
         with choosing(Choices(measured={workload: name})):
