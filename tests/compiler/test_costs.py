@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,67 @@ def test_what_was_found_is_on_the_page_of_constants() -> None:
     page = (ROOT / "docs/measurements/constants.md").read_text()
     run = [name for name, number in NUMBERS.items() if number.source.command]
     assert not [name for name in run if f"`{name}`" not in page]
+
+
+#: Numbers of the modules of kernels that are no costs, by what they are.
+NO_COSTS = {
+    "limits that keep results accurate": """
+        attention/rows.py:_LONGEST conv/winograd/plan.py:_BLOCK matmul/plan.py:_LONGEST_SUM
+        matmul/plan.py:_SHORTEST_STRICT_SUM reduction/template.py:LONGEST""",
+    "limits that keep compile times and stacks small": """
+        common/inlining.py:_LONGEST common/inlining.py:_PER_CONDITION
+        common/transposes.py:_LEAST_ROWS common/transposes.py:_MOST_ROWS conv/pooling.py:_MAXIMA
+        elementwise/limit_copies.py:_MOST_READS elementwise/pieces.py:_MOST_PIECES
+        elementwise/rule.py:_UNROLLED""",
+    "what a kernel or an instruction consists of": """
+        common/prefetch.py:_FEWEST common/prefetch.py:_LINE cuda/products.py:_SHORTEST
+        elementwise/rule.py:_WORD matmul/compact.py:VECTORS matmul/compact.py:_WORDS
+        matmul/dots.py:_TOGETHER matmul/pairs.py:_WIDTHS reduction/rule.py:_STEP""",
+    "mathematics, and the encoding of numbers": """
+        attention/powers.py:_COEFFICIENTS attention/powers.py:_LEAST matmul/compact.py:_EXPONENT
+        matmul/compact.py:_FRACTION matmul/compact.py:_LARGEST matmul/compact.py:_LEAST
+        matmul/compact.py:_MIDDLE matmul/compact.py:_MOST matmul/compact.py:_NAN
+        matmul/compact.py:_THREE matmul/pairs.py:_HIGH matmul/pairs.py:_LOW""",
+    "names that TVM and LLVM have": """
+        common/prefetch.py:_DATA common/prefetch.py:_L1 common/prefetch.py:_L2
+        common/prefetch.py:_TO_READ conv/windows.py:NCHW conv/windows.py:PLANAR
+        cuda/intrinsics.py:_LEVEL elementwise/limit_copies.py:_INLINED
+        elementwise/mark_injective.py:_INJECTIVE elementwise/mark_injective.py:_OPAQUE
+        matmul/mark_elementwise.py:_PATTERN matmul/pairs.py:_PURE""",
+}
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Whether an expression consists of numbers alone."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+    if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Tuple)):
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        return bool(parts) and all(map(_is_number, parts))
+    return False
+
+
+def _numbers_of(path: Path) -> Iterator[str]:
+    """The names of a module that are numbers."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Assign):
+            (target,), value = statement.targets, statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            target, value = statement.target, statement.value
+        else:
+            continue
+        pairs = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=True))
+        yield from (ast.unparse(name) for name, number in pairs if _is_number(number))
+
+
+def test_kernels_have_no_costs_of_their_own() -> None:
+    kernels, cuda = FOLDER.parent / "kernels", FOLDER.parent / "cuda"
+    found = {
+        f"{path.relative_to(base)}:{name}"
+        for folder, base in ((kernels, kernels), (cuda, cuda.parent))
+        for path in folder.rglob("*.py")
+        for name in _numbers_of(path)
+    }
+    assert found == {name for names in NO_COSTS.values() for name in names.split()}

@@ -36,6 +36,8 @@ class Core:
     worth_fork: float = number(
         2.5, "forks", estimate("cbf17a3", "two cores save at most half, and must gain a fork")
     )
+    #: Iterations of a loop that suffice to divide it among threads.
+    tasks: int = number(16, "tasks", estimate("da711d8", "eight for each of two threads"))
     #: How much more a byte from beyond L2 costs than one from L2.
     far: int = number(
         4,
@@ -98,6 +100,10 @@ class Nest:
     #: The least elements of a full reduction whose rows are divided among threads.
     worth_splitting: int = number(
         1 << 16, "elements", estimate("3a2a6f4", "one core reads them from L2 in about 3 forks")
+    )
+    #: The most partial sums of a row.
+    most_sums: int = number(
+        1024, "sums", estimate("8224f3e", "4 KB: they leave the registers, and stay in L1")
     )
     #: Rows of a running sum that take turns, since each addition waits for the one before.
     carried_rows: int = number(

@@ -10,13 +10,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import get_global_func
 
 from tvmify.compiler import sizes
+from tvmify.compiler.costs import CORE
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.last_block import end_with
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 
-#: Enough iterations to divide among threads: eight for each of two threads.
-ENOUGH = 16
 _loop_kind = get_global_func("s_tir.schedule.GetLoopIterType")
 
 
@@ -140,7 +139,7 @@ def shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
     symbolic = [i for i in several[1:] if is_symbolic(sch, outer[i])]
     if not symbolic:
         return len(outer)
-    enough = (i for i in symbolic if prod(extent(sch, loop) for loop in outer[:i]) >= ENOUGH)
+    enough = (i for i in symbolic if prod(extent(sch, loop) for loop in outer[:i]) >= CORE.tasks)
     return next(enough, symbolic[-1] + 1)
 
 

@@ -9,8 +9,8 @@ from tvm.ir import Call, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
+from tvmify.compiler.costs import CORE
 from tvmify.compiler.kernels.common.loops import (
-    ENOUGH,
     blocks_of,
     extent,
     fuse,
@@ -111,7 +111,7 @@ def schedule_block(
             sch.unroll(loop)  # then each condition is known
     elif nest:
         threads = machine.worth_threads(work, traffic(sch.mod["main"], work))
-        loops = nest if reduced else _shared(sch, outer, around, ENOUGH if threads else 1)
+        loops = nest if reduced else _shared(sch, outer, around, CORE.tasks if threads else 1)
         parallel_if_worth(sch, fuse(sch, loops[: shared_out(sch, loops)]), machine, work)
     if reduced:
         sch.reorder(*reduced, *vectors)

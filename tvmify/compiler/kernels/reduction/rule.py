@@ -6,6 +6,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
+from tvmify.compiler.costs import NEST
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
@@ -31,9 +32,6 @@ from tvmify.compiler.sizes import Size
 
 #: Partial sums that are added up in one step.
 _STEP = 4
-#: The most partial sums of a row. More than 16 vectors do not fit in registers; up to this limit
-#: they stay in L1.
-_WIDEST = 1024
 
 
 class _OfSums(Several):
@@ -197,7 +195,7 @@ def _split_into_partials(
         chunks.append(sch.get(chunk).name_hint)
         whole = sch.get_loops(sch.get_sblock(name))[-1]
         width //= _STEP
-    while width < _WIDEST and extent(sch, whole) > LONGEST * width:
+    while width < NEST.most_sums and extent(sch, whole) > LONGEST * width:
         width *= 2
     while width >= _STEP and (extent(sch, whole) > width or is_symbolic(sch, whole)):
         length = sch.get(whole).extent
