@@ -12,6 +12,7 @@ from tvm_ffi import get_global_func
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CORE
 from tvmify.compiler.kernels.common import tiles
+from tvmify.compiler.kernels.common.axes import LANE, ROW, loops_along
 from tvmify.compiler.kernels.common.last_block import end_with
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
@@ -146,10 +147,10 @@ def shared_out(sch: s_tir.Schedule, outer: Sequence[LoopRV]) -> int:
 def keep_in_registers(
     sch: s_tir.Schedule,
     anchor: SBlockRV,
-    store: SBlockRV,
+    stored: Sequence[LoopRV],
     machine: Microarchitecture,
-    rows: int = 1,
-    reductions: int = 1,
+    rows: Sequence[str] = (ROW,),
+    reduced: Sequence[str] = ("k",),
     whole: tuple[Size, str] | None = None,
 ) -> LoopRV:
     """Keep a tile of sums in registers: the core of every kernel.
@@ -157,10 +158,12 @@ def keep_in_registers(
     Parameters
     ----------
     anchor
-        The block that accumulates, already computed at its tile. Its innermost loops are `rows`
-        loops over rows, one over columns, and `reductions` reduction loops.
-    store
-        The block that stores the tile; its innermost loops are those rows and columns.
+        The block that accumulates, already computed at its tile.
+    stored
+        The loops that store the tile, along its rows and, last, its columns.
+    rows, reduced
+        The axes of the anchor that are the rows of the tile, beside its columns (`LANE`), and
+        those that it reduces over, outermost first.
     whole
         Where the innermost reduction is a block of a longer one, and the last may be shorter: the
         length of the longer one, and the axis of the anchor that numbers the blocks.
@@ -170,9 +173,8 @@ def keep_in_registers(
     LoopRV
         The innermost loop along the reduction, which may take several steps at once.
     """
-    loops = sch.get_loops(anchor)
-    *reduced, along = loops[-reductions:]
-    tile = loops[-reductions - rows - 1 : -reductions]
+    *outer, along = loops_along(sch, anchor, *reduced)
+    tile = loops_along(sch, anchor, *rows, LANE)
     *heights, columns = (extent(sch, loop) for loop in tile)
     bits = output_bits(sch, anchor)
     lanes, length = machine.lanes(bits), extent(sch, along)
@@ -185,19 +187,19 @@ def keep_in_registers(
         steps = tiles.steps(tiles.Tile(prod(heights), columns), machine, bits, *lengths)
     along, step = sch.split(along, [None, steps])
     sch.unroll(step)
-    reduced = [*reduced, along]
-    sch.reorder(*reduced, step, *tile)
+    nest = [*outer, along]
+    sch.reorder(*nest, step, *tile)
     for row in tile[:-1]:
         sch.unroll(row)
     # Marks must be set before the initial value is split off: afterwards TVM refuses them.
     vectorize(sch, tile[-1], lanes)
-    initial = sch.get_loops(sch.decompose_reduction(anchor, reduced[0]))
+    initial = sch.get_loops(sch.decompose_reduction(anchor, nest[0]))
     sch.vectorize(initial[-1])
-    for loop in initial[-1 - rows - (columns > lanes) : -1]:
+    for loop in initial[-len(tile) - (columns > lanes) : -1]:
         sch.unroll(loop)
     sch.set_scope(anchor, 0, "local")
-    *_, column = sch.get_loops(store)
-    for row in sch.get_loops(store)[-1 - rows : -1]:
+    *around, column = stored
+    for row in around:
         sch.unroll(row)
     vectorize(sch, column, lanes)
     if whole is not None:

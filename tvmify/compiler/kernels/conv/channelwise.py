@@ -193,8 +193,8 @@ class Channelwise(Rule):
         if prod(axes.extents(*_PLACE)) <= CONVOLUTION.unrolled_window:
             for loop in loops_along(sch, anchor, *_PLACE):
                 sch.unroll(loop)
-        over = len(_PLACE) + (_SLICE in axes)
-        keep_in_registers(sch, anchor, store, machine, reductions=over)
+        place = (_SLICE, *_PLACE) if _SLICE in axes else _PLACE
+        keep_in_registers(sch, anchor, [xi, ci], machine, reduced=place)
         padding = find(sch, pad_name)
         if padding is not None:
             sch.compute_at(padding, outermost, preserve_unit_loops=True)

@@ -233,14 +233,15 @@ class Conv2d(Rule):
         per_group = extent(sch, channel) // side
 
         # 2. Cut the result into tiles; tasks of several tiles are divided among the cores.
-        tasks, at = _cut(sch, store, (down, across, channels), rows_first, blocks == 1)
+        size = down, across, channels
+        tasks, at, pixels = _cut(sch, store, size, rows_first, blocks == 1)
         parallel_if_worth(sch, tasks, machine, work)
 
         # 3. Sum up a tile in registers: all of the reduction, or a block of it.
-        target, block = store, None
+        stored, sums, block = pixels, None, None
         if blocks > 1:
-            target = sch.get_sblock(SUMS)
-            at, block = _block_by_block(sch, target, tasks)
+            sums = sch.get_sblock(SUMS)
+            at, block, stored = _block_by_block(sch, sums, tasks)
         sch.compute_at(anchor, at, preserve_unit_loops=True)
         lanes = tiles.lanes_for(channels, machine, bits)
         # With several groups, vectors of inputs are contiguous only for a known channel.
@@ -248,13 +249,14 @@ class Conv2d(Rule):
         if depth % inputs == 0 and inputs <= most:
             sch.unroll(*loops_along(sch, anchor, "input"))
         whole = depth, "block"
-        along = keep_in_registers(sch, anchor, target, machine, rows=2, reductions=3, whole=whole)
-        if block is not None:
-            pixels = "y_tile", "x_tile"
-            fetch_ahead(sch, anchor, along, prod(axes.extents(*pixels)), pixels)
-            initial = sch.decompose_reduction(target, block)
-            for nest in (initial, store):
-                vectorize(sch, sch.get_loops(nest)[-1], lanes)
+        window = "window_y", "window_x", "input"
+        along = keep_in_registers(sch, anchor, stored, machine, ("y", ROW), window, whole)
+        if sums is not None and block is not None:
+            within = "y_tile", "x_tile"
+            fetch_ahead(sch, anchor, along, prod(axes.extents(*within)), within)
+            initial = sch.get_loops(sch.decompose_reduction(sums, block))
+            for lane in (initial[-1], pixels[-1]):
+                vectorize(sch, lane, lanes)
 
         # 4. Schedule what was not fused: padding where a task reads it, or as loops of its own.
         near = rows_first and not grouped
@@ -276,35 +278,36 @@ def _cut(
     tile: tuple[int, int, int],
     rows_first: bool,
     whole: bool,
-) -> tuple[LoopRV, LoopRV]:
+) -> tuple[LoopRV, LoopRV, list[LoopRV]]:
     """Cut the store into tasks, and these into tiles of rows × columns × channels.
 
-    Returns the loops over tasks and, for sums of the `whole` reduction, over tiles.
+    Returns the loops over tasks and, for sums of the `whole` reduction, over tiles; and those of a
+    tile.
     """
     b, y, x, c = loops_along(sch, store, *PIXEL)
     group = [loop for name, loop in own_loops(sch, store).items() if name not in PIXEL]
     (yo, yi), (xo, xi), (co, ci) = (
         sch.split(loop, [None, size]) for loop, size in zip((y, x, c), tile, strict=True)
     )
-    outer = [b, *group]
+    outer, inner = [b, *group], [yi, xi, ci]
     if is_symbolic(sch, yo):  # one image is no factor that TVM would divide rows by
         outer = [loop for loop in outer if is_symbolic(sch, loop) or extent(sch, loop) > 1]
     if is_compound(sch, yo):
         # TVM multiplies `size + 3` out, and then finds no quotient by it: nothing between images
         # and rows is fused with them, and no known number of images either.
         images = [b] if is_symbolic(sch, b) else []
-        sch.reorder(b, yo, *group, co, xo, yi, xi, ci)
-        return fuse(sch, [*images, yo]), xo
+        sch.reorder(b, yo, *group, co, xo, *inner)
+        return fuse(sch, [*images, yo]), xo, inner
     if rows_first:
-        sch.reorder(*outer, yo, co, xo, yi, xi, ci)
-        return fuse(sch, [*outer, yo]), xo
-    sch.reorder(*outer, co, yo, xo, yi, xi, ci)
+        sch.reorder(*outer, yo, co, xo, *inner)
+        return fuse(sch, [*outer, yo]), xo, inner
+    sch.reorder(*outer, co, yo, xo, *inner)
     if not whole:
-        return fuse(sch, [*outer, co]), xo
+        return fuse(sch, [*outer, co]), xo, inner
     if extent(sch, yo) > 1:
-        return fuse(sch, [*outer, co, yo]), xo
+        return fuse(sch, [*outer, co, yo]), xo, inner
     tasks = fuse(sch, [*outer, co, yo, xo])  # threads divide a single row
-    return tasks, tasks
+    return tasks, tasks, inner
 
 
 def _pad_nearby(sch: s_tir.Schedule, rows: LoopRV, machine: Microarchitecture) -> None:
@@ -316,13 +319,15 @@ def _pad_nearby(sch: s_tir.Schedule, rows: LoopRV, machine: Microarchitecture) -
         vectorize(sch, along, lanes, unroll=False)
 
 
-def _block_by_block(sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV) -> tuple[LoopRV, LoopRV]:
+def _block_by_block(
+    sch: s_tir.Schedule, sums: SBlockRV, channels: LoopRV
+) -> tuple[LoopRV, LoopRV, list[LoopRV]]:
     """Multiply all pixels with one block of input channels after the other.
 
-    Returns the loop that holds a tile of pixels, and the loop over blocks.
+    Returns the loop that holds a tile of pixels, the loop over blocks, and those of a tile.
     """
     sch.compute_at(sums, channels, preserve_unit_loops=True)
     nest = loops_along(sch, sums, "block", "y_tile", "x_tile", "y", ROW, LANE)
     sch.reorder(*nest)
-    block, _, tile, *_ = nest
-    return tile, block
+    block, _, at, *tile = nest
+    return at, block, tile

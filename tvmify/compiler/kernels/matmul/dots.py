@@ -284,12 +284,12 @@ class DotProducts(Rule):
         at = row_tile
         if left is not None:
             sch.compute_at(left, row_tile, preserve_unit_loops=True)
-            _keep_in_registers(sch, left, _outermost(sch, left))
+            _keep_in_registers(sch, left, _outermost(sch, left, "k"))
         if sums is not None:
             sch.compute_at(sums, row_tile, preserve_unit_loops=True)
-            at, *tile = _outermost(sch, sums)
+            at, *tile = _outermost(sch, sums, "block")
         sch.compute_at(parts, at, preserve_unit_loops=True)
-        step, *inside = _outermost(sch, parts)
+        step, *inside = _outermost(sch, parts, "step")
         _keep_in_registers(sch, parts, [step, *inside])
         if sums is not None:
             steps = size_of(sch.get(parts).annotations[STEPS], sch.mod["main"])
@@ -301,11 +301,10 @@ class DotProducts(Rule):
         return sch
 
 
-def _outermost(sch: s_tir.Schedule, sums: SBlockRV) -> list[LoopRV]:
+def _outermost(sch: s_tir.Schedule, sums: SBlockRV, along: str) -> list[LoopRV]:
     """Move the loop along a reduction around a tile of sums; return it and those of the tile."""
-    *_, along = sch.get_loops(sums)
     lanes = [LANE] if LANE in Axes.of(sch.get(sums)) else []
-    loops = [along, *loops_along(sch, sums, ROW, "column", *lanes)]
+    loops = loops_along(sch, sums, along, ROW, "column", *lanes)
     sch.reorder(*loops)
     return loops
 

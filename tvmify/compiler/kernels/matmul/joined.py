@@ -162,10 +162,9 @@ class JoinedMatmul(Rule):
         row, column = sch.get_loops(last)
         count = sizes.number_or_expression(sch.get(row).extent)
         fewest = plan.fewest(cut.block) if is_symbolic(sch, row) else cut.block
-        outermost, _ = split_into_tiles(sch, cut, row, column)
-        parallel_if_worth(sch, outermost, machine, cut.work)
-        sch.compute_at(anchor, outermost, preserve_unit_loops=True)
-        along = add_up_blocks(sch, partial, anchor, last, machine, count)
+        nest = split_into_tiles(sch, cut, row, column)
+        parallel_if_worth(sch, nest.outermost, machine, cut.work)
+        along = add_up_blocks(sch, partial, anchor, nest, machine, count)
         # A single tile uses each panel once.
         nearby = machine.keeps(cut.weights / products if cut.block == 1 else cut.weights)
         rows = ["row_tile"] if cut.is_narrow(products) else []

@@ -32,7 +32,6 @@ from tvmify.compiler.kernels.common.loops import (
     extent,
     find,
     fuse,
-    is_reduction_loop,
     is_symbolic,
     iterations,
     keep_in_registers,
@@ -194,27 +193,26 @@ class Matmul(Rule):
         count = sizes.number_or_expression(sch.get(row).extent)
         fewest = plan.fewest(cut.block) if is_symbolic(sch, row) else cut.block
         packs_inside = packing is not None and cut.block >= cut.row_tiles
-        outermost, row_tile = split_into_tiles(sch, cut, row, column, around, packs_inside)
-        parallel_if_worth(sch, outermost, machine, cut.work)
+        nest = split_into_tiles(sch, cut, row, column, around, packs_inside)
+        parallel_if_worth(sch, nest.outermost, machine, cut.work)
 
         # 3. Sum up a tile in registers: all of the reduction, or a block of it.
         if partial is None:
-            sch.compute_at(anchor, row_tile, preserve_unit_loops=True)
-            along = keep_in_registers(sch, anchor, store, machine)
-            half_last_tile(sch, row_tile, count, cut.rows)
+            sch.compute_at(anchor, nest.row_tile, preserve_unit_loops=True)
+            along = keep_in_registers(sch, anchor, [nest.row, nest.column], machine)
+            half_last_tile(sch, nest.row_tile, count, cut.rows)
         else:
-            sch.compute_at(anchor, outermost, preserve_unit_loops=True)
-            along = add_up_blocks(sch, partial, anchor, store, machine, count)
+            along = add_up_blocks(sch, partial, anchor, nest, machine, count)
 
         # 4. Pack columns and multiply rows by their gate: where they are used, in L1, or before. In
         #    a pass of its own, packing is divided among threads also if there are few columns.
         lanes = machine.lanes(cut.bits)
         gates_inside = gated is not None and cut.column_tiles <= MATMUL.few_gated_panels
         if packs_inside:
-            sch.compute_at(packing, outermost, preserve_unit_loops=True)
+            sch.compute_at(packing, nest.outermost, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(packing)[-1], lanes)
         if gates_inside:
-            at = row_tile if partial is None else outermost
+            at = nest.row_tile if partial is None else nest.outermost
             sch.compute_at(gated, at, preserve_unit_loops=True)
             vectorize(sch, sch.get_loops(gated)[-1], lanes, unroll=False)
 
@@ -234,6 +232,26 @@ class Matmul(Rule):
         return sch
 
 
+@dataclass(frozen=True)
+class Nest:
+    """The loops that store a result.
+
+    Attributes
+    ----------
+    outermost
+        Over all blocks of tiles.
+    row_tile
+        Over the tiles of a block.
+    row, column
+        Over the rows and columns of a tile.
+    """
+
+    outermost: LoopRV
+    row_tile: LoopRV
+    row: LoopRV
+    column: LoopRV
+
+
 def split_into_tiles(
     sch: s_tir.Schedule,
     cut: Cut,
@@ -241,7 +259,7 @@ def split_into_tiles(
     column: LoopRV,
     around: Iterable[LoopRV] = (),
     is_whole: bool = False,
-) -> tuple[LoopRV, LoopRV]:
+) -> Nest:
     """Split the loops over rows and columns as planned.
 
     Parameters
@@ -250,17 +268,12 @@ def split_into_tiles(
         The loops around these two.
     is_whole
         Whether all rows are one block, however many there are: then a panel is packed once.
-
-    Returns
-    -------
-    LoopRV, LoopRV
-        The loop over all blocks of tiles, and the one over the tiles of a block.
     """
     row_block, row_tile, row = _split_rows(sch, cut, row, is_whole)
     column_tile, column = sch.split(column, [None, cut.columns])
     nest = [row_block, column_tile] if cut.rows_first else [column_tile, row_block]
     sch.reorder(*around, *nest, row_tile, row, column)
-    return fuse(sch, [*around, *nest]), row_tile
+    return Nest(fuse(sch, [*around, *nest]), row_tile, row, column)
 
 
 def _split_rows(
@@ -280,7 +293,7 @@ def add_up_blocks(
     sch: s_tir.Schedule,
     partial: SBlockRV,
     anchor: SBlockRV,
-    store: SBlockRV,
+    store: Nest,
     machine: Microarchitecture,
     count: Size,
 ) -> LoopRV:
@@ -288,19 +301,20 @@ def add_up_blocks(
 
     A single block is stored directly. `count` is the number of rows.
     """
-    loops = sch.get_loops(anchor)[1:]
-    blocks = [loop for loop in loops if is_reduction_loop(sch, loop)]
-    *nest, row, column = loops[: len(loops) - len(blocks)]
+    sch.compute_at(anchor, store.outermost, preserve_unit_loops=True)
+    loops = own_loops(sch, anchor)
+    blocks = [loops.pop(name) for name in ("block",) if name in loops]
+    row, column, column_tile = (loops.pop(name) for name in (ROW, LANE, "column_tile"))
     rows = extent(sch, row)
-    sch.reorder(*blocks, *nest, row, column)
-    sch.compute_at(partial, nest[-1], preserve_unit_loops=True)
+    sch.reorder(*blocks, *loops.values(), column_tile, row, column)
+    sch.compute_at(partial, column_tile, preserve_unit_loops=True)
     whole = (_depth(sch.get(partial)), "block") if blocks else None
-    along = keep_in_registers(sch, partial, anchor, machine, whole=whole)
+    along = keep_in_registers(sch, partial, [row, column], machine, whole=whole)
     for step in blocks:
         initial = sch.get_loops(sch.decompose_reduction(anchor, step))
         sch.vectorize(initial[-1])
-    half_last_tile(sch, nest[-1], count, rows)
-    vectorize(sch, sch.get_loops(store)[-1], machine.lanes(output_bits(sch, anchor)))
+    half_last_tile(sch, column_tile, count, rows)
+    vectorize(sch, store.column, machine.lanes(output_bits(sch, anchor)))
     return along
 
 

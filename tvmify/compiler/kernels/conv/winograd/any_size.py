@@ -9,7 +9,7 @@ size has a single kernel instead, whose chunks of tiles divide the image (`templ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import Expr
@@ -62,6 +62,8 @@ class AnySize(Winograd):
     """
 
     product: Product
+
+    place: ClassVar[tuple[str, ...]] = ("image", "down", "across", "vector")
 
     @classmethod
     def of_convolution(
@@ -170,7 +172,8 @@ class AnySize(Winograd):
             return down.data(p, lambda y: padded[b, row + y, column, c])
 
         shape = (*places, down.points, across.reach, self.channels)
-        part = te.compute(shape, half, name=DOWN)
+        names = named("image", "y_tile", "x_tile", "point", "x", "channel")
+        part = te.compute(shape, half, name=DOWN, attrs=names)
 
         def whole(p: Expr, b: Expr, ty: Expr, tx: Expr, c: Expr) -> Expr:
             row, column = p // across.points, p % across.points
@@ -216,11 +219,13 @@ class AnySize(Winograd):
             (*place, self.height, columns, self.lanes),
             lambda *i: self.vertical.result(i[-3], lambda p: product(*i[:-3], p, i[-2], i[-1])),
             name=UP,
+            attrs=named(*self.place, "y", "point", LANE),
         )
         return te.compute(
             (*place, self.height, self.width, self.lanes),
             lambda *i: self.horizontal.result(i[-2], lambda q: half(*i[:-2], q, i[-1])),
             name=RESULT,
+            attrs=named(*self.place, "y", "x", LANE),
         )
 
     def _computed_directly(
@@ -244,8 +249,5 @@ class AnySize(Winograd):
             (*place, self.height, self.width, self.lanes),
             element,
             name=EXACT,
-            attrs=named(
-                *("image", "down", "across", "vector"),
-                *("y", "x", LANE, "window_y", "window_x", "input"),
-            ),
+            attrs=named(*self.place, "y", "x", LANE, "window_y", "window_x", "input"),
         )

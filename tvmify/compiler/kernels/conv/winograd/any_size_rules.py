@@ -51,7 +51,8 @@ class WinogradInputs(Rule):
         parallel_if_worth(sch, fuse(sch, [b, y]), machine, work)
         sch.compute_at(half, outer, preserve_unit_loops=True)
         sch.set_scope(half, 0, "local")
-        in_registers(sch, half, by_columns=True)
+        columns = loops_along(sch, half, "point", "x", "channel")
+        in_registers(sch, columns, by_columns=True)
         sch.unroll(point)
         sch.vectorize(inner)
         padding = find(sch, PAD)
@@ -80,7 +81,7 @@ class WinogradResults(Rule):
         vector, lane = sch.split(c, [None, lanes])
         sch.reorder(b, yo, xo, vector, yi, xi, lane)
         parallel_if_worth(sch, fuse(sch, [b, yo]), machine, work)
-        schedule_tile(sch, store, vector)
+        schedule_tile(sch, vector, [yi, xi, lane])
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return Schedule(redo_spoilt_tiles(sch.mod["main"]))

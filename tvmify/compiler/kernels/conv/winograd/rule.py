@@ -20,6 +20,7 @@ oneDNN's two schedules (``jit_avx512_core_f32_wino_conv_4x3``) differ in the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from tvm import s_tir
@@ -86,9 +87,9 @@ class WinogradConvolution(Rule):
         weights = 4 * prod(  # bytes: there is float32 only
             axes.extents("channel_tile", "point", "block", LANE, "k")
         )
-        chunk, at, vector = _cut(sch, store, plan, *axes.extents(ROW, LANE))
+        chunk, at, vector, stored = _cut(sch, store, plan, *axes.extents(ROW, LANE))
         parallel_if_worth(sch, chunk, machine, work)
-        schedule_tile(sch, store, vector, has_rows=height > 1)
+        schedule_tile(sch, vector, stored, has_rows=height > 1)
         _schedule_sums(sch, at, machine, weights, bool(shared))
         if find(sch, SPLIT) is not None:
             _schedule_planes(sch, chunk, lanes)
@@ -106,7 +107,7 @@ class WinogradConvolution(Rule):
 
 
 def schedule_tile(
-    sch: s_tir.Schedule, store: SBlockRV, vector: LoopRV, *, has_rows: bool = True
+    sch: s_tir.Schedule, vector: LoopRV, stored: Sequence[LoopRV], *, has_rows: bool = True
 ) -> None:
     """Transform the sums of a tile back and store it, in registers.
 
@@ -114,10 +115,12 @@ def schedule_tile(
     ----------
     vector
         The loop over registers of channels, around one tile.
+    stored
+        The loops that store a tile, over its rows, columns and channels.
     has_rows
         Whether tiles have several rows; those of one row are transformed across alone.
     """
-    in_registers(sch, store)
+    in_registers(sch, stored)
     # The flag comes before the code that it guards.
     results = (RESULT, UP) if has_rows else (RESULT,)
     for name in (SPOILT, CHECK, *results, EXACT):
@@ -125,20 +128,21 @@ def schedule_tile(
         sch.compute_at(block, vector, preserve_unit_loops=name != SPOILT)
         sch.set_scope(block, 0, "local")
     schedule_exact(sch)
-    sch.vectorize(sch.get_loops(sch.get_sblock(CHECK))[-1])
-    in_registers(sch, sch.get_sblock(RESULT))
+    sch.vectorize(*loops_along(sch, sch.get_sblock(CHECK), LANE))
+    in_registers(sch, loops_along(sch, sch.get_sblock(RESULT), "y", "x", LANE))
     if has_rows:
-        in_registers(sch, sch.get_sblock(UP), by_columns=True)
+        half = loops_along(sch, sch.get_sblock(UP), "y", "point", LANE)
+        in_registers(sch, half, by_columns=True)
 
 
 def _cut(
     sch: s_tir.Schedule, store: SBlockRV, plan: list[int], rows: int, columns: int
-) -> tuple[LoopRV, LoopRV, LoopRV]:
+) -> tuple[LoopRV, LoopRV, LoopRV, list[LoopRV]]:
     """Cut the store into chunks of tiles.
 
     Returns the loops over chunks, that in which sums are kept (all of a tile of channels; of
-    planes, those of a group of tiles, or of a row), and that over registers of channels, around
-    one tile.
+    planes, those of a group of tiles, or of a row), that over registers of channels, around one
+    tile, and those of the tile.
     """
     height, width, down, across, shared, lanes = plan
     b, y, x, c = loops_along(sch, store, *PIXEL)
@@ -157,15 +161,15 @@ def _cut(
     if find(sch, SPLIT) is not None:
         # By rows: loops along a shorter last group would depend on where it ends.
         sums = sch.split(dx, [None, rows])[0] if across % rows == 0 else dy
-    return chunk, sums, vector
+    return chunk, sums, vector, [yi, xi, lane]
 
 
-def in_registers(sch: s_tir.Schedule, block: SBlockRV, by_columns: bool = False) -> None:
-    """Unroll the rows and columns of a tile, and vectorize its channels.
+def in_registers(sch: s_tir.Schedule, tile: Sequence[LoopRV], by_columns: bool = False) -> None:
+    """Unroll the loops over the rows and columns of a tile, and vectorize that over its channels.
 
     Going by columns, the inputs of each column are loaded once, and not kept with those of others.
     """
-    *_, row, column, channel = sch.get_loops(block)
+    row, column, channel = tile
     if by_columns:
         sch.reorder(column, row)
     sch.unroll(row)
@@ -185,7 +189,7 @@ def _schedule_sums(
     if several:
         sch.reorder(*loops_along(sch, sums, "point", "block", "group", ROW, LANE))
     sch.compute_at(partial, loops["group"], preserve_unit_loops=True)
-    along = keep_in_registers(sch, partial, sums, machine)
+    along = keep_in_registers(sch, partial, [loops[ROW], loops[LANE]], machine)
     read = _READ if shared else ()
     fetch_ahead(sch, partial, along, groups, ["group"], machine.keeps(weights), rows=read)
     if several:
@@ -214,7 +218,8 @@ def _schedule_data(
     if half is not None:
         sch.compute_at(half, outer, preserve_unit_loops=True)
         sch.set_scope(half, 0, "local")
-        in_registers(sch, half, by_columns=True)
+        columns = loops_along(sch, half, "point", "x", "channel")
+        in_registers(sch, columns, by_columns=True)
     sch.unroll(point)
     sch.vectorize(inner)
 
@@ -238,8 +243,10 @@ def schedule_exact(sch: s_tir.Schedule) -> None:
     exact = sch.get_sblock(EXACT)
     nest = loops_along(sch, exact, "window_y", "window_x", "input", "y", "x", LANE)
     sch.reorder(*nest)
-    in_registers(sch, exact)
-    in_registers(sch, sch.decompose_reduction(exact, nest[0]))
+    tile = nest[3:]
+    in_registers(sch, tile)
+    initial = sch.get_loops(sch.decompose_reduction(exact, nest[0]))
+    in_registers(sch, initial[-len(tile) :])
 
 
 def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule:
@@ -254,7 +261,7 @@ def _schedule_pack(sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Sch
     if half is not None:
         sch.compute_at(half, outer, preserve_unit_loops=True)
         sch.set_scope(half, 0, "local")
-        in_registers(sch, half)
+        in_registers(sch, loops_along(sch, half, "point", "window_x", LANE))
     sch.unroll(point)
     sch.vectorize(inner)
     return sch

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 from tvm import te, tirx
@@ -86,6 +87,9 @@ class Winograd(Cut):
 
     hint = "conv2d_winograd"
 
+    #: The names of the axes that number tiles, in each block of their results.
+    place: ClassVar[tuple[str, ...]] = (*_PLACE, "channel_tile", "down", "across")
+
     @property
     def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
         """The functions that pack the weights."""
@@ -118,7 +122,8 @@ class Winograd(Cut):
             return down.filter(p, lambda y: weight(t * width + lane, y, x, i), "float64")
 
         size = (count, channels, down.points, across.taps, width)
-        columns = te.compute(size, half, name=PACK_DOWN)
+        names = named("channel_tile", "input", "point", "window_x", LANE)
+        columns = te.compute(size, half, name=PACK_DOWN, attrs=names)
 
         def whole(t: Expr, p: Expr, i: Expr, lane: Expr) -> Expr:
             row, column = p // across.points, p % across.points
@@ -136,7 +141,8 @@ class Winograd(Cut):
             return or_zero(kernel(output, y, x, i), (output, outputs, width))
 
         shape = (-(-outputs // width), *self.window.size, self.image[3], width)
-        return te.compute(shape, weight, name="winograd_pack_exact")
+        axes = named("channel_tile", "window_y", "window_x", "input", LANE)
+        return te.compute(shape, weight, name="winograd_pack_exact", attrs=axes)
 
     def kernel(self, image: te.Tensor, packed: te.Tensor, exact: te.Tensor) -> te.Tensor:
         """The convolution of an image with weights in both packings."""
@@ -213,10 +219,7 @@ class Winograd(Cut):
                 axis=[ry, rx, rc],
             ),
             name=EXACT,
-            attrs=named(
-                *(*_PLACE, "channel_tile", "down", "across"),
-                *("y", "x", LANE, "window_y", "window_x", "input"),
-            ),
+            attrs=named(*self.place, "y", "x", LANE, "window_y", "window_x", "input"),
         )
 
     def _data(self, pixel: Callable[..., Expr]) -> te.Tensor:
@@ -243,7 +246,8 @@ class Winograd(Cut):
             return down.data(p, lambda y: pixel(place, y, x, c))
 
         shape = (*self.chunks, self.groups, group, down.points, across.reach, self.channels)
-        part = te.compute(shape, half, name=DOWN)
+        names = named(*_PLACE, "group", ROW, "point", "x", "channel")
+        part = te.compute(shape, half, name=DOWN, attrs=names)
 
         def whole(fy: Expr, fx: Expr, g: Expr, p: Expr, r: Expr, c: Expr) -> Expr:
             row, column = p // across.points, p % across.points
@@ -346,11 +350,13 @@ class Winograd(Cut):
 
         half = product
         if self.taps == 1:
-            half = te.compute((*shape, self.height, columns, lanes), down, name=UP)
+            names = named(*self.place, "y", "point", LANE)
+            half = te.compute((*shape, self.height, columns, lanes), down, name=UP, attrs=names)
         return te.compute(
             (*shape, self.height, self.width, lanes),
             lambda *i: self.horizontal.result(i[-2], lambda q: half(*i[:-2], q, i[-1])),
             name=RESULT,
+            attrs=named(*self.place, "y", "x", LANE),
         )
 
     def _spoilt(self, result: te.Tensor) -> te.Tensor:
@@ -362,6 +368,7 @@ class Winograd(Cut):
                 [result(*i[:-1], y, x, i[-1]) for y in range(height) for x in range(width)]
             ),
             name=CHECK,
+            attrs=named(*self.place, LANE),
         )
 
         def flag(*i: Expr) -> Expr:
@@ -370,7 +377,8 @@ class Winograd(Cut):
             no, yes = tirx.const(0, "int32"), tirx.const(1, "int32")
             return tirx.Select(size <= tirx.const(_LARGEST, _DTYPE), no, yes)
 
-        return te.compute((*shape, lanes // self.lanes), flag, name=SPOILT)
+        flags = (*shape, lanes // self.lanes)
+        return te.compute(flags, flag, name=SPOILT, attrs=named(*self.place, "register"))
 
 
 def _tree(terms: list[Expr]) -> Expr:
