@@ -24,6 +24,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     vectorize,
 )
+from tvmify.compiler.kernels.common.notes import noted
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.conv.windows import Window, continued, pad
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
@@ -31,8 +32,8 @@ from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_produc
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.sizes import Size
 
-#: Annotations of the tile: the window's `Window.numbers`, and `Cut.rows`.
-WINDOW, ROWS = "tvmify.window", "tvmify.rows"
+#: Annotation of the tile, beside its `Window`: `Cut.rows`.
+ROWS = "tvmify.rows"
 #: The axes of the tile that say which pixel of the window it reads.
 _PLACE = ("window_y", "window_x")
 #: As the first of them, where results are sums over several images.
@@ -148,7 +149,7 @@ def slide(
         return combine(pixel, block, [*behind, ry, rx], lane)
 
     shape = (n, height, blocks, tiled, across, lanes)
-    attributes = {WINDOW: window.numbers, ROWS: cut.rows}
+    attributes = noted(window) | {ROWS: cut.rows}
     place = [_SLICE, *_PLACE] if behind else _PLACE
     axes = named("image", "y", "block", "row_tile", ROW, LANE, *place)
     results = te.compute(shape, tile, name=names[1], attrs=attributes | axes)

@@ -29,11 +29,12 @@ from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.emission import anchor, block, registers, scratch, tasks
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, accumulator
 from tvmify.compiler.kernels.common.loops import element_count
+from tvmify.compiler.kernels.common.notes import note_on
 from tvmify.compiler.kernels.common.prefetch import prefetches
 from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.conv import depthwise
-from tvmify.compiler.kernels.conv.channelwise import WINDOW, ranked_pixels
+from tvmify.compiler.kernels.conv.channelwise import ranked_pixels
 from tvmify.compiler.kernels.conv.windows import Window
 from tvmify.compiler.kernels.finish.chain import Chain
 from tvmify.compiler.kernels.finish.epilogue import inline_producers
@@ -118,11 +119,12 @@ class ExpandedDepthwise:
             return None
         one, other = Schedule(first), Schedule(second)
         tile = other.get(other.get_sblock(depthwise.TILE))
-        window = Window.from_numbers(tile.annotations[WINDOW])
+        window = note_on(tile, Window)
         inline_producers(other, depthwise.TILE)
         widened, filtered = Stage.of(one, product.ANCHOR), Stage.of(other, depthwise.TILE)
         if (
-            widened is None
+            window is None
+            or widened is None
             or filtered is None
             or not filtered.image.same_as(filtered.parameters[0])
         ):

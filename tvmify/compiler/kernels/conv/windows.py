@@ -53,17 +53,6 @@ class Window:
         )
 
     @property
-    def numbers(self) -> list[int]:
-        """All its fields, for an annotation of a block."""
-        return [*self.size, *self.strides, *self.dilation, *self.padding]
-
-    @classmethod
-    def from_numbers(cls, numbers: Sequence[int]) -> Window:
-        """Return the window with these `numbers`."""
-        a, b, c, d, e, f, *padding = (int(number) for number in numbers)
-        return cls((a, b), (c, d), (e, f), (padding[0], padding[1], padding[2], padding[3]))
-
-    @property
     def is_pointwise(self) -> bool:
         """Whether each result depends on one pixel of the image."""
         return self.size == (1, 1) and not any(self.padding)

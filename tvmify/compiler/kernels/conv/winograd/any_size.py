@@ -19,6 +19,7 @@ from tvmify.compiler.costs import WINOGRAD
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.axes import LANE, PIXEL, named
 from tvmify.compiler.kernels.common.legalizing import call_template
+from tvmify.compiler.kernels.common.notes import noted
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.windows import pad
 from tvmify.compiler.kernels.conv.winograd.template import (
@@ -35,9 +36,6 @@ from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.kernels.matmul.planning import workload
 from tvmify.compiler.kernels.matmul.template import Product
 from tvmify.compiler.microarchitecture import Microarchitecture
-
-#: Annotation of the inputs and of the results: height and width of a tile, and lanes.
-CUT = "tvmify.winograd_cut"
 
 
 def candidates(convolution: Convolution, machine: Microarchitecture) -> list[AnySize]:
@@ -184,7 +182,7 @@ class AnySize(Winograd):
             (self.points, *places, self.channels),
             whole,
             name=DATA,
-            attrs={CUT: [self.height, self.width, self.lanes]} | axes,
+            attrs=noted(self.chunking) | axes,
         )
 
     def results(self, sums: te.Tensor, image: te.Tensor, exact: te.Tensor) -> te.Tensor:
@@ -203,7 +201,7 @@ class AnySize(Winograd):
             flag = spoilt(*tile, 0)
             return tirx.Select(flag == 0, result(*index), direct(*index))
 
-        attrs = {CUT: [self.height, self.width, self.lanes]} | named(*PIXEL)
+        attrs = noted(self.chunking) | named(*PIXEL)
         return te.compute(self.out, store, name=STORE, attrs=attrs)
 
     def _transformed_back(self, sums: te.Tensor, place: tuple[Any, ...]) -> te.Tensor:

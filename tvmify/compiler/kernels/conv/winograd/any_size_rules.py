@@ -11,9 +11,10 @@ from tvmify.compiler.kernels.common.loops import (
     iterations,
     parallel_if_worth,
 )
+from tvmify.compiler.kernels.common.notes import take_note
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.schedule import Schedule
-from tvmify.compiler.kernels.conv.winograd.any_size import CUT
+from tvmify.compiler.kernels.conv.winograd.plan import Chunks
 from tvmify.compiler.kernels.conv.winograd.redo import redo_spoilt_tiles
 from tvmify.compiler.kernels.conv.winograd.rule import in_registers, schedule_tile
 from tvmify.compiler.kernels.conv.winograd.template import (
@@ -38,15 +39,15 @@ class WinogradInputs(Rule):
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `AnySize.inputs`."""
         data, half = sch.get_sblock(DATA), sch.get_sblock(DOWN)
-        if CUT not in sch.get(data).annotations:
+        plan = take_note(sch, data, Chunks)
+        if plan is None:
             return None
-        _, _, lanes = _cut(sch, data)
         inline_producers(sch, DOWN, keep=(PAD,))
         work = float(iterations(sch, data))
         point, b, y, x, channel = loops_along(
             sch, data, "point", "image", "y_tile", "x_tile", "channel"
         )
-        outer, inner = sch.split(channel, [None, lanes])
+        outer, inner = sch.split(channel, [None, plan.lanes])
         sch.reorder(b, y, x, outer, point, inner)
         parallel_if_worth(sch, fuse(sch, [b, y]), machine, work)
         sch.compute_at(half, outer, preserve_unit_loops=True)
@@ -69,25 +70,19 @@ class WinogradResults(Rule):
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function made by `AnySize.results`."""
-        if CUT not in sch.get(sch.get_sblock(STORE)).annotations:
+        plan = take_note(sch, sch.get_sblock(STORE), Chunks)
+        if plan is None:
             return None
-        height, width, lanes = _cut(sch, sch.get_sblock(STORE))
         inline_producers(sch, RESULT, keep=(UP,))
         store, rest = fuse_epilogue(sch, STORE)
         work = float(iterations(sch, sch.get_sblock(UP)))
         b, y, x, c = loops_along(sch, store, *PIXEL)
-        yo, yi = sch.split(y, [None, height])
-        xo, xi = sch.split(x, [None, width])
-        vector, lane = sch.split(c, [None, lanes])
+        yo, yi = sch.split(y, [None, plan.height])
+        xo, xi = sch.split(x, [None, plan.width])
+        vector, lane = sch.split(c, [None, plan.lanes])
         sch.reorder(b, yo, xo, vector, yi, xi, lane)
         parallel_if_worth(sch, fuse(sch, [b, yo]), machine, work)
         schedule_tile(sch, vector, [yi, xi, lane])
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return Schedule(redo_spoilt_tiles(sch.mod["main"]))
-
-
-def _cut(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> tuple[int, int, int]:
-    height, width, lanes = (int(value) for value in sch.get(block).annotations[CUT])  # type: ignore[union-attr]
-    sch.unannotate(block, CUT)
-    return height, width, lanes

@@ -35,6 +35,18 @@ _BLOCK = 64
 
 
 @dataclass(frozen=True)
+class Chunks:
+    """How loops over results are cut into chunks of tiles; see `Cut`."""
+
+    height: int
+    width: int
+    down: int
+    across: int
+    shared: bool
+    lanes: int
+
+
+@dataclass(frozen=True)
 class Cut:
     """One convolution, cut into tiles of `height` × `width` pixels, the former of which may be one.
 

@@ -36,9 +36,11 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     vectorize,
 )
+from tvmify.compiler.kernels.common.notes import take_note
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.schedule import Schedule
+from tvmify.compiler.kernels.conv.winograd.plan import Chunks
 from tvmify.compiler.kernels.conv.winograd.redo import redo_spoilt_tiles
 from tvmify.compiler.kernels.conv.winograd.template import (
     ANCHOR,
@@ -49,7 +51,6 @@ from tvmify.compiler.kernels.conv.winograd.template import (
     PACK,
     PACK_DOWN,
     PAD,
-    PLAN,
     RESULT,
     SPLIT,
     SPOILT,
@@ -76,12 +77,12 @@ class WinogradConvolution(Rule):
             return _schedule_pack(sch, machine)
         if find(sch, ANCHOR) is None:
             return None
+        plan = take_note(sch, sch.get_sblock(ANCHOR), Chunks)
+        if plan is None:
+            return None
         inline_producers(sch, ANCHOR, keep=(PAD, SPLIT, DOWN, DATA))
         store, rest = fuse_epilogue(sch, STORE)
         anchor = sch.get_sblock(ANCHOR)
-        plan = [int(value) for value in sch.get(anchor).annotations[PLAN]]  # type: ignore[union-attr]
-        height, _, _, _, shared, lanes = plan
-        sch.unannotate(anchor, PLAN)
         axes = Axes.of(sch.get(anchor))
         work = float(iterations(sch, anchor))
         weights = 4 * prod(  # bytes: there is float32 only
@@ -89,18 +90,18 @@ class WinogradConvolution(Rule):
         )
         chunk, at, vector, stored = _cut(sch, store, plan, *axes.extents(ROW, LANE))
         parallel_if_worth(sch, chunk, machine, work)
-        schedule_tile(sch, vector, stored, has_rows=height > 1)
-        _schedule_sums(sch, at, machine, weights, bool(shared))
+        schedule_tile(sch, vector, stored, has_rows=plan.height > 1)
+        _schedule_sums(sch, at, machine, weights, plan.shared)
         if find(sch, SPLIT) is not None:
-            _schedule_planes(sch, chunk, lanes)
+            _schedule_planes(sch, chunk, plan.lanes)
         else:
-            _schedule_data(sch, None if shared else chunk, lanes, machine, work)
+            _schedule_data(sch, None if plan.shared else chunk, plan.lanes, machine, work)
         padding = find(sch, PAD)
-        if padding is not None and shared:
+        if padding is not None and plan.shared:
             schedule_block(sch, padding, machine, work)
         elif padding is not None:
             sch.compute_at(padding, chunk, preserve_unit_loops=True)
-            vectorize(sch, sch.get_loops(padding)[-1], lanes, unroll=False)
+            vectorize(sch, sch.get_loops(padding)[-1], plan.lanes, unroll=False)
         for name in rest:
             schedule_block(sch, sch.get_sblock(name), machine, work)
         return Schedule(redo_spoilt_tiles(sch.mod["main"]))
@@ -136,7 +137,7 @@ def schedule_tile(
 
 
 def _cut(
-    sch: s_tir.Schedule, store: SBlockRV, plan: list[int], rows: int, columns: int
+    sch: s_tir.Schedule, store: SBlockRV, plan: Chunks, rows: int, columns: int
 ) -> tuple[LoopRV, LoopRV, LoopRV, list[LoopRV]]:
     """Cut the store into chunks of tiles.
 
@@ -144,23 +145,22 @@ def _cut(
     planes, those of a group of tiles, or of a row), that over registers of channels, around one
     tile, and those of the tile.
     """
-    height, width, down, across, shared, lanes = plan
     b, y, x, c = loops_along(sch, store, *PIXEL)
-    yo, yi = sch.split(y, [None, height])
-    xo, xi = sch.split(x, [None, width])
+    yo, yi = sch.split(y, [None, plan.height])
+    xo, xi = sch.split(x, [None, plan.width])
     sch.reorder(b, yo, xo, yi, xi)
-    fy, dy = sch.split(fuse(sch, [b, yo]), [None, down])
-    fx, dx = sch.split(xo, [None, across])
-    t, vector, lane = sch.split(c, [None, columns // lanes, lanes])
-    chunks = [t, fy, fx] if shared else [fy, fx, t]
+    fy, dy = sch.split(fuse(sch, [b, yo]), [None, plan.down])
+    fx, dx = sch.split(xo, [None, plan.across])
+    t, vector, lane = sch.split(c, [None, columns // plan.lanes, plan.lanes])
+    chunks = [t, fy, fx] if plan.shared else [fy, fx, t]
     sch.reorder(*chunks, dy, dx, vector, yi, xi, lane)
-    if shared:
+    if plan.shared:
         chunk = sums = fuse(sch, chunks)
     else:
         chunk, sums = fuse(sch, [fy, fx]), t
     if find(sch, SPLIT) is not None:
         # By rows: loops along a shorter last group would depend on where it ends.
-        sums = sch.split(dx, [None, rows])[0] if across % rows == 0 else dy
+        sums = sch.split(dx, [None, rows])[0] if plan.across % rows == 0 else dy
     return chunk, sums, vector, [yi, xi, lane]
 
 

@@ -19,10 +19,11 @@ from tvm.ir import Expr
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, named
 from tvmify.compiler.kernels.common.legalizing import or_zero
+from tvmify.compiler.kernels.common.notes import noted
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.windows import NCHW, pad
 from tvmify.compiler.kernels.conv.winograd.cook_toom import Filtering
-from tvmify.compiler.kernels.conv.winograd.plan import Cut
+from tvmify.compiler.kernels.conv.winograd.plan import Chunks, Cut
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 #: Names of the template's blocks: the padded image; of planes, what tiles see at the same place,
@@ -36,8 +37,6 @@ UP, RESULT = "winograd_up", "winograd_result"
 CHECK, SPOILT, EXACT = "winograd_check", "winograd_spoilt", "winograd_exact"
 STORE = "winograd_store"
 PACK_DOWN, PACK = "winograd_pack_down", "winograd_pack"
-#: Annotation of the anchor: how the rule is to cut the loops.
-PLAN = "tvmify.winograd"
 #: The outer axes of the sums.
 _PLACE = ("y_chunk", "x_chunk")
 _CHUNK = (*_PLACE, "channel_tile", "point")
@@ -89,6 +88,11 @@ class Winograd(Cut):
 
     #: The names of the axes that number tiles, in each block of their results.
     place: ClassVar[tuple[str, ...]] = (*_PLACE, "channel_tile", "down", "across")
+
+    @property
+    def chunking(self) -> Chunks:
+        """How the rule is to cut the loops over results."""
+        return Chunks(self.height, self.width, self.down, self.across, self.shared, self.lanes)
 
     @property
     def packs(self) -> tuple[Callable[[te.Tensor], te.Tensor], ...]:
@@ -293,7 +297,6 @@ class Winograd(Cut):
         """Sums of products: ``[chunk, tile of channels, point, group, tile, channel]``."""
         outputs, depth, lanes = int(packed.shape[0]), self.depth, self.tile.columns
         pieces, within = self.pieces, (self.groups, self.tile.rows)
-        size = self.height, self.width, self.down, self.across
         k = te.reduce_axis((0, depth), "k")
 
         def product(*i: Expr) -> Expr:
@@ -312,8 +315,7 @@ class Winograd(Cut):
             (*self.chunks, outputs, self.points, pieces, *within, lanes),
             lambda *i: te.sum(product(*i), axis=k),
             name=ANCHOR,
-            attrs={PLAN: [*size, int(self.shared), self.lanes]}
-            | named(*_CHUNK, "block", "group", ROW, LANE, "k"),
+            attrs=noted(self.chunking) | named(*_CHUNK, "block", "group", ROW, LANE, "k"),
         )
         o = te.reduce_axis((0, pieces), "o")
 
