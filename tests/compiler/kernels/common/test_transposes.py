@@ -13,6 +13,14 @@ from tvmify.compiler.kernels.common.transposes import ACROSS, schedule_transpose
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 
+@pytest.mark.parametrize("name", ["a", "if_then_else"])
+def test_operands_may_have_any_name(name: str):
+    a = te.placeholder((32, 48), name=name)
+    sch = Schedule(te.create_prim_func([a, te.compute((48, 32), lambda i, j: a[j, i], "across")]))
+    machine = Microarchitecture.of(NATIVE)
+    assert schedule_transposes(sch, sch.get_sblock("across"), machine, 32 * 48)
+
+
 @pytest.mark.parametrize("first", ["transposed", "other"])
 def test_another_block_may_read_the_operand(first: str):
     a = te.placeholder((32, 48), name="a")

@@ -7,7 +7,7 @@ line, and lines a power of two apart evict each other before their second elemen
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.ir import TensorRegion
+from tvm.ir import Call, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.kernels.common.loops import (
@@ -19,7 +19,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     shared_out,
 )
-from tvmify.compiler.kernels.common.rewriting import uses
+from tvmify.compiler.kernels.common.rewriting import collect, is_if_then_else, uses
 from tvmify.compiler.kernels.common.whole_tiles import TILES
 from tvmify.compiler.microarchitecture import Microarchitecture
 
@@ -117,7 +117,7 @@ def _across(sch: s_tir.Schedule, block: SBlockRV) -> tuple[int, list[int]] | Non
     """Which axis of the result is the last of some operands, if its own last is not, and which."""
     body = sch.get(block)
     # A guarded read may be outside the operand where the guard fails; the copy would be unguarded.
-    if not is_injective(sch, block) or "if_then_else" in str(body.body):
+    if not is_injective(sch, block) or any(map(is_if_then_else, collect(body.body, Call))):
         return None
     axes = [variable.var for variable in body.iter_vars]
     last = len(axes) - 1

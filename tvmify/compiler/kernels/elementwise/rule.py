@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from tvm import s_tir, tirx
-from tvm.ir import Call, TensorRegion
+from tvm.ir import Call, TensorLoad, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
@@ -41,7 +41,7 @@ class Elementwise(Several):
     name = "elementwise"
 
     def takes(self, sch: s_tir.Schedule) -> bool:
-        """Schedule a function that no other rule has scheduled."""
+        """Whether the function is one that this rule schedules: any that no other rule has."""
         del sch
         return True
 
@@ -183,7 +183,7 @@ def _axes_in_conditions(sch: s_tir.Schedule, block: SBlockRV) -> list[bool]:
     calls = [call for value in values for call in collect(value, Call)]
     conditions = [call.args[0] for call in calls if is_if_then_else(call)]
     axes = [axis.var for axis in body.iter_vars if int(axis.iter_type) == tirx.IterVar.DataPar]
-    of_places = [condition for condition in conditions if "[" not in str(condition)]
+    of_places = [condition for condition in conditions if not collect(condition, TensorLoad)]
     return [any(uses(condition, [axis]) for condition in of_places) for axis in axes]
 
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tvm import s_tir, sym, tirx
-from tvm.ir import Call, Expr
+from tvm.ir import Call, Expr, TensorLoad
+from tvm_ffi import StructuralKey
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.rewriting import collect, is_if_then_else, substitute, uses
@@ -108,18 +109,18 @@ def _turns(block: s_tir.SBlock, length: Size) -> dict[Expr, _Turn]:
     *others, last = (axis.var for axis in block.iter_vars)
     turns: dict[Expr, _Turn] = {}
     # A condition may occur several times.
-    known: dict[str, _Turn | None] = {}
+    known: dict[StructuralKey, _Turn | None] = {}
     for condition in _comparisons(block.body.value):
         if not uses(condition, [last]):
             continue
-        text = str(condition)
-        if "[" in text:
+        if collect(condition, TensorLoad):
             continue  # of values
-        if uses(condition, others) or "%" in text:
+        if uses(condition, others) or collect(condition, tirx.FloorMod):
             return {}  # of more than the place in the row
-        if text not in known:
-            known[text] = _turn(condition, last, length)
-        if (turn := known[text]) is not None:
+        key = StructuralKey(condition)
+        if key not in known:
+            known[key] = _turn(condition, last, length)
+        if (turn := known[key]) is not None:
             turns[condition] = turn
     return turns
 
