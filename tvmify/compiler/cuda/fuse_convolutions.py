@@ -28,7 +28,7 @@ from tvmify.compiler.passes.rewriting import is_call, value_read_once, values_an
 from tvmify.compiler.passes.views import static_shape
 
 #: The candidates.
-_APART, _FUSED, _PRODUCT = "apart", "fused", "product"
+_SEPARATE, _FUSED, _PRODUCT = "separate", "fused", "product"
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
 _CONVOLUTION, _RELU = (tvm.ir.Op.get(f"relax.nn.{name}") for name in ("conv2d", "relu"))
 
@@ -52,7 +52,7 @@ class _Chain:
     @property
     def candidates(self) -> list[str]:
         """The candidates; the first is used if nothing was measured."""
-        others = [_APART, _FUSED] if self.has_relu else [_APART]
+        others = [_SEPARATE, _FUSED] if self.has_relu else [_SEPARATE]
         if not patches.has_patches(self.convolution):
             return others
         # By default PyTorch allows TF32 in convolutions of float32, and not in products.
@@ -87,7 +87,7 @@ class FuseConvolutions(PyExprMutator):
         if chain is None:
             return super().visit_call_(op)
         form = choose(_workload(chain), chain.candidates, lambda: _sample(chain))
-        if form == _APART:
+        if form == _SEPARATE:
             return super().visit_call_(op)
         x, weight, *others = (self.visit_expr(operand) for operand in chain.operands)
         if others:

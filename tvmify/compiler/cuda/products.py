@@ -116,7 +116,7 @@ def by_kernel(
     ):
         return None
     sizes = "x".join(map(str, static_shape(right)))
-    order = " turned" if is_transposed else ""
+    order = " transposed" if is_transposed else ""
     workload = f"row {dtype} {sizes}{order} of {len(shape)} axes{' + bias' * len(bias)}"
 
     def sample() -> Sample:

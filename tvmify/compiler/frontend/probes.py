@@ -20,7 +20,7 @@ from tvmify.artifact.recorded_shapes import size_of
 from tvmify.torch_compat.symbols import identity_of
 
 #: Strides of a tensor whose axes nothing can join: primes, far above the sizes of a view's parts.
-_APART = (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121)
+_PRIMES = (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121)
 
 
 def geometry_in(
@@ -40,20 +40,20 @@ def geometry_in(
     """
     *operators, base = lineage
     rank = base.meta["val"].dim()
-    if not 0 < rank <= len(_APART):
+    if not 0 < rank <= len(_PRIMES):
         return None
     chain = operators[::-1]
     with _without_guards(base):
         units = [[int(i == axis) for i in range(rank)] for axis in range(rank)]
         try:
-            apart = _lying(chain, base, _APART[:rank])
+            of_primes = _lying(chain, base, _PRIMES[:rank])
             unit = [_lying(chain, base, strides) for strides in units]
         except Exception:  # of any kind: the operator refuses such strides
             return None
-        # Multiples of each number of `apart`, by axis of the base.
+        # Multiples of each number of `of_primes`, by axis of the base.
         multiples = list(zip(*unit, strict=True))
-        for number, parts in zip(apart, multiples, strict=True):
-            found = sum(identity_of(m) * s for m, s in zip(parts, _APART, strict=False))
+        for number, parts in zip(of_primes, multiples, strict=True):
+            found = sum(identity_of(m) * s for m, s in zip(parts, _PRIMES, strict=False))
             if sympy.expand(found - identity_of(number)) != 0:
                 return None
         *strides, offset = (_sum([size_of(m, names) for m in parts]) for parts in multiples)

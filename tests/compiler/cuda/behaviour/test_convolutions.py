@@ -112,7 +112,7 @@ def forms(artifact: Artifact) -> tuple[int, int, int]:
 
 
 @DTYPES
-@pytest.mark.parametrize(("form", "expected"), [("product", (0, 1, 1)), ("apart", (2, 0, 0))])
+@pytest.mark.parametrize(("form", "expected"), [("product", (0, 1, 1)), ("separate", (2, 0, 0))])
 def test_convolutions_of_one_pixel_are_products_where_that_is_faster(
     dtype: torch.dtype, form: str, expected: tuple[int, int, int]
 ):
@@ -121,8 +121,8 @@ def test_convolutions_of_one_pixel_are_products_where_that_is_faster(
     assert forms(artifact) == expected
     chains = {name.partition(" of 1 + ")[2]: found for name, found in collected.candidates.items()}
     relu, residual = chains["bias + relu"], chains["bias + residual + relu"]
-    assert sorted(relu) == sorted(residual) == ["apart", "fused", "product"]
-    assert sorted(chains["bias"]) == ["apart", "product"] and len(chains) == 3
+    assert sorted(relu) == sorted(residual) == ["separate", "fused", "product"]
+    assert sorted(chains["bias"]) == ["separate", "product"] and len(chains) == 3
 
 
 @DTYPES

@@ -10,7 +10,7 @@ from tvm.ir import Call, Expr
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import call_template
 from tvmify.compiler.kernels.conv.windows import Window, shapes_of
-from tvmify.compiler.kernels.matmul.rule import Product
+from tvmify.compiler.kernels.matmul.template import Product
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 

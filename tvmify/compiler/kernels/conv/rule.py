@@ -55,7 +55,7 @@ from tvmify.compiler.kernels.elementwise.pieces import mark_pieces
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.kernels.matmul import pairs
-from tvmify.compiler.kernels.matmul.rule import Product
+from tvmify.compiler.kernels.matmul.template import Product
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 

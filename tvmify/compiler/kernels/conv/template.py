@@ -27,7 +27,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
 #: Annotations of the tile of sums: see `Direct`.
 ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
-#: Annotation of the same: input channels in all blocks together.
+#: Annotation of the same: the input channels of all blocks.
 DEPTH = "tvmify.depth"
 
 
@@ -322,8 +322,8 @@ def _side_by_side(convolution: Convolution, machine: Microarchitecture) -> int:
     kernel, groups = convolution.kernel, convolution.groups
     lanes, per_group = machine.lanes(convolution.bits), kernel[0] // groups
     side = lanes // gcd(lanes, per_group)
-    apart = kernel[3] * (-(-lanes // per_group) - 1)
-    return side if groups % side == 0 and apart < 2 * lanes else 1
+    distance = kernel[3] * (-(-lanes // per_group) - 1)
+    return side if groups % side == 0 and distance < 2 * lanes else 1
 
 
 def _block(channels: int, most: int, side: int) -> int:

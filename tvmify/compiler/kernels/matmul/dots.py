@@ -58,7 +58,7 @@ LANES, REST, ROWS = "dots_lanes", "dots_rest", "dots_rows"
 #: Annotation of a block of partial sums: how many steps there are in all.
 STEPS = "steps"
 #: LLVM adds the lanes of as many sums at a time, by transposing them in registers.
-_TOGETHER = 4
+_SUMS_TRANSPOSED = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call, machine: Microarchitecture) -> Expr | None:
@@ -77,7 +77,7 @@ def legalize(builder: relax.BlockBuilder, call: Call, machine: Microarchitecture
         rows = sizes.product((*batch, rows))
     lanes = machine.lanes(bits_of(dtype))
     likely = depth if isinstance(depth, int) else max(sizes.hint(depth), MATMUL.any_depth)
-    if isinstance(depth, int) and (shared := gcd(depth, lanes)) >= _TOGETHER:
+    if isinstance(depth, int) and (shared := gcd(depth, lanes)) >= _SUMS_TRANSPOSED:
         lanes = shared
     if sizes.hint(rows) > min(MATMUL.dots_rows, MATMUL.dots_steps * (likely // lanes) // lanes):
         return None
@@ -234,7 +234,7 @@ def tile(rows: int, columns: int, machine: Microarchitecture) -> tuple[int, int]
 
     fitting = (
         (tall, wide)
-        for wide in range(_TOGETHER, machine.accumulators + 1, _TOGETHER)
+        for wide in range(_SUMS_TRANSPOSED, machine.accumulators + 1, _SUMS_TRANSPOSED)
         for tall in range(1, min(rows, machine.accumulators // wide) + 1)
         if tall * wide + min(tall, wide) < machine.vector_registers
     )

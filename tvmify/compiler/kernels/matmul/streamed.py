@@ -243,12 +243,12 @@ class Streamed:
 
                 each(lambda r, at: T.buffer_store(own, self._zero, [r, at]))
                 # LLVM would compute the sums of a straight chunk one after the other, and spill.
-                together = TILE.most_steps
-                with T.serial(sizes.simplified(tirx.floordiv(steps, together))) as several:
-                    for i in range(together):
-                        step(several * together + i)
-                with T.serial(sizes.simplified(tirx.floormod(steps, together))) as last:
-                    step(tirx.floordiv(steps, together) * together + last)
+                unrolled = TILE.most_steps
+                with T.serial(sizes.simplified(tirx.floordiv(steps, unrolled))) as several:
+                    for i in range(unrolled):
+                        step(several * unrolled + i)
+                with T.serial(sizes.simplified(tirx.floormod(steps, unrolled))) as last:
+                    step(tirx.floordiv(steps, unrolled) * unrolled + last)
 
                 def add(r: int, at: Expr) -> None:
                     place = [row + r, column + at]

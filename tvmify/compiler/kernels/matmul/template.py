@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from tvm import te, tirx
 from tvm.ir import Expr
@@ -20,9 +20,6 @@ from tvmify.compiler.kernels.matmul.planning import plan_for, workload
 from tvmify.compiler.kernels.matmul.rows import align, flatten, not_one, stacked, unflatten
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
-
-if TYPE_CHECKING:
-    pass
 
 #: Names of the template's blocks: rows times a gate, an image whose windows are rows, the copy of
 #: the right-hand side, the tile of sums over a block of the reduction, the sum of those, its rows

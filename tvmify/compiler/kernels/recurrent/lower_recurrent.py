@@ -161,7 +161,9 @@ class _Recurrence:
         padded]``.
         """
         plan, builder = self.plan, self.builder
-        weights = builder.emit_te(self._turned, self.of_inputs, primfunc_name_hint="pack_of_inputs")
+        weights = builder.emit_te(
+            self._transposed, self.of_inputs, primfunc_name_hint="pack_of_inputs"
+        )
         product = builder.emit(relax.op.matmul(self.x, weights))
         if self.biases:
             bias = builder.emit_te(self._bias, *self.biases, primfunc_name_hint="pack_bias")
@@ -203,12 +205,12 @@ class _Recurrence:
         inside = tensor(gate * hidden + tirx.min(unit, hidden - 1), *rest)
         return tirx.if_then_else(unit < hidden, inside, zero)
 
-    def _turned(self, weights: te.Tensor) -> te.Tensor:
+    def _transposed(self, weights: te.Tensor) -> te.Tensor:
         padded = self.plan.padded
         return te.compute(
             (weights.shape[1], self.plan.gates * padded),
             lambda k, i: self._unit(weights, i // padded, i % padded, k),
-            name="turned",
+            name="transposed",
         )
 
     def _packed(self, weights: te.Tensor) -> te.Tensor:

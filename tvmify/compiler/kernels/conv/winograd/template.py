@@ -55,8 +55,8 @@ def candidates(
         Whether they should serve any number of images: then each chunk is of one image.
     """
     image, out, window = convolution.image, convolution.out, convolution.window
-    (height, width), (stride, apart) = window.size, window.strides
-    square = height == width and stride == apart and window.dilation == (1, 1)
+    (height, width), (stride, column_stride) = window.size, window.strides
+    square = height == width and stride == column_stride and window.dilation == (1, 1)
     known = square and convolution.groups == 1 and convolution.dtype == _DTYPE
     if not known or out[3] < machine.lanes():
         return []
@@ -185,17 +185,14 @@ class Winograd(Cut):
 
     def _pixel(self, padded: te.Tensor) -> Callable[..., Expr]:
         """Return the function for elements of padded images."""
-        width, rows, tall, (stride, apart) = (
-            self.width,
-            self.grid[0],
-            self.tall,
-            self.window.strides,
-        )
+        width, rows, tall = self.width, self.grid[0], self.tall
+        row_stride, column_stride = self.window.strides
 
         def pixel(place: Sequence[Expr], y: Expr, x: Expr, channel: Expr) -> Expr:
             """The element at (y, x) of the input of a tile, in one channel."""
             fy, fx, down, across = place
-            first, column = fy * self.down, (fx * self.across + across) * width * apart
+            first = fy * self.down
+            column = (fx * self.across + across) * width * column_stride
             if self.taps > 1:  # chunks are of one image
                 b, row = first // tall, first % tall + down
             else:
@@ -203,14 +200,14 @@ class Winograd(Cut):
                 if sizes.is_static(rows) and rows % self.down:  # past the last row, read it again
                     row = tirx.min(row, rows - 1)
                 b, row = row // tall, row % tall
-            index = (b, row * self.height * stride + y, column + x, channel)
+            index = (b, row * self.height * row_stride + y, column + x, channel)
             return padded[tuple(index[axis] for axis in NCHW) if self.planar else index]
 
         return pixel
 
     def _direct(self, pixel: Callable[..., Expr], exact: te.Tensor, outputs: int) -> te.Tensor:
         """Results by the definition of a convolution, for tiles that came out not finite."""
-        stride, apart = self.window.strides
+        row_stride, column_stride = self.window.strides
         ry = te.reduce_axis((0, self.window.size[0]), "ry")
         rx = te.reduce_axis((0, self.window.size[1]), "rx")
         rc = te.reduce_axis((0, self.image[3]), "rc")
@@ -218,7 +215,7 @@ class Winograd(Cut):
         return te.compute(
             (*self.chunks, outputs, self.down, self.across, *tile),
             lambda fy, fx, t, dy, dx, y, x, lane: te.sum(
-                pixel((fy, fx, dy, dx), y * stride + ry, x * apart + rx, rc)
+                pixel((fy, fx, dy, dx), y * row_stride + ry, x * column_stride + rx, rc)
                 * exact[t, ry, rx, rc, lane],
                 axis=[ry, rx, rc],
             ),
