@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tvm import tirx
@@ -33,8 +34,6 @@ from tvmify.compiler.kernels.reduction import rule as reduction
 from tvmify.compiler.kernels.reduction import template as sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tvm.ir import Call
     from tvm.relax import BlockBuilder, Expr
 
@@ -81,9 +80,23 @@ _RULES: tuple[Rule, ...] = (
 RULES = {rule.name: rule for rule in _RULES}
 
 
+#: What changes scheduled functions where a schedule cannot, in this order.
+_FINISHING: tuple[Callable[[tirx.PrimFunc], tirx.PrimFunc], ...] = (
+    whole_tiles,  # reads the predicates of blocks, which the next one removes
+    bound_loops,
+    split_short_tiles,  # copies bodies that are still plain loops around one block
+    shorten_last_blocks,  # looks for a block inside loops alone, so before prefetches
+    insert_prefetches,
+    forget_axes,  # the ones before it look axes up
+    add_in_place,
+    split_pieces,  # needs rows that are single loops, so before tails
+    split_tails,  # adds conditions around the blocks that all before it look for
+    mark_shuffles,  # looks at the vectors that are left
+)
+
+
 def finished(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Change a scheduled function where a schedule cannot."""
-    # Tails come last: they add conditions around the blocks that the others look for.
-    bounded = split_short_tiles(bound_loops(whole_tiles(function)))
-    result = add_in_place(forget_axes(insert_prefetches(shorten_last_blocks(bounded))))
-    return mark_shuffles(split_tails(split_pieces(result)))
+    for finish in _FINISHING:
+        function = finish(function)
+    return function
