@@ -328,22 +328,6 @@ def test_partial_last_block_ignores_infinities():
     assert np.isposinf(built.run([x], [weight])).all()
 
 
-@pytest.mark.parametrize(
-    ("length", "longest", "expected"),
-    [
-        (80, 96, 80),
-        (4096, 1024, 1024),
-        (1040, 96, 80),
-        (1031, 96, 94),
-        (92, 10, 4),
-        (46, 10, 10),
-        (9, 2, 2),
-    ],
-)
-def test_blocks_are_alike_or_the_last_is_shorter(length, longest, expected):
-    assert plans.split_evenly(length, longest) == expected
-
-
 def test_parallel_only_when_worth_it():
     def of(rows, depth, columns, target=NATIVE):
         weights = [random(columns, depth, seed=1), random(columns, seed=2)]

@@ -17,9 +17,9 @@ from tvmify.compiler.kernels.common import choice, tiles
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
+from tvmify.compiler.kernels.common.sums import longest_sum, split_evenly
 from tvmify.compiler.kernels.conv.convolution import Convolution
 from tvmify.compiler.kernels.conv.windows import Window, pad
-from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 
 #: Names of the template's blocks: the padded image, the tile of sums over a block of input
@@ -137,7 +137,7 @@ class Direct:
         several = prod(self.out[1:3]) > tile.pixels and self.out[0] * tasks >= CONVOLUTION.few_tasks
         most = tiled._longest(machine) if several else self.in_channels
         places = prod(self.window.size)
-        longest = plans.longest_sum(places * self.in_channels)
+        longest = longest_sum(places * self.in_channels)
         most = min(most, max(longest // places, 1))
         block = _block(self.in_channels, most, self.side)
         image = prod(self.image[1:]) * self.element
@@ -330,7 +330,7 @@ def _block(channels: int, most: int, side: int) -> int:
     """How many input channels a block has, if `most` is the limit."""
     if most < 1:
         return channels
-    block = plans.split_evenly(channels, most)
+    block = split_evenly(channels, most)
     # Two uneven blocks cost more than they save, and those of groups side by side are unrolled.
     keeps_whole = side > 1 or channels < 2 * most
     return channels if channels % block and keeps_whole else block

@@ -42,9 +42,9 @@ from tvmify.compiler.kernels.common.loops import (
     shared_out,
 )
 from tvmify.compiler.kernels.common.rule import Rule
+from tvmify.compiler.kernels.common.sums import longest_sum
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
-from tvmify.compiler.kernels.matmul.plan import longest_sum
 from tvmify.compiler.kernels.matmul.rows import align, flatten, not_one, unflatten
 from tvmify.compiler.kernels.matmul.vectors import untransposed
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of

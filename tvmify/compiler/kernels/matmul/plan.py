@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import isqrt
 from typing import TYPE_CHECKING
 
 from tvmify.compiler.costs import CORE, MATMUL
 from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.sums import LONGEST_SUM, longest_sum, split_evenly
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
-
-#: A sum over more elements than this violates the accuracy policy. With ``accuracy="strict"`` the
-#: limit depends on the number of elements, but is at least the second number.
-_LONGEST_SUM, _SHORTEST_STRICT_SUM = 1024, 16
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -125,7 +120,7 @@ def fewest(block: int) -> int:
 
 def single_tile(work: Workload, columns: int) -> Plan:
     """Return the plan with all rows in a single tile with this many columns."""
-    return Plan(work.rows, columns, split_evenly(work.depth, _LONGEST_SUM), 1, rows_first=False)
+    return Plan(work.rows, columns, split_evenly(work.depth, LONGEST_SUM), 1, rows_first=False)
 
 
 def candidates(work: Workload, machine: Microarchitecture, bits: int) -> list[Plan]:
@@ -297,24 +292,3 @@ class _Loops:
     def _shares(self) -> int:
         """Into how many parts the tasks divide the left-hand side."""
         return self.work.batch * (self.blocks if self.plan.rows_first else 1)
-
-
-def longest_sum(depth: int) -> int:
-    """Return the most elements that one sum may accumulate, for a reduction of this depth. Errors
-    are smallest if blocks are as long as there are blocks; strict accuracy uses twice that length,
-    which takes fewer blocks.
-    """
-    if not choice.is_strict():
-        return _LONGEST_SUM
-    return max(2 * isqrt(depth), _SHORTEST_STRICT_SUM)
-
-
-def split_evenly(length: int, longest: int) -> int:
-    """Return the length of blocks, up to a limit. Blocks are equal if that is not much shorter than
-    the limit; otherwise the last one is shorter.
-    """
-    if length <= longest:
-        return length
-    least = max(longest // MATMUL.even, 1)
-    alike = (size for size in range(longest, least, -1) if length % size == 0)
-    return next(alike, -(-length // -(-length // longest)))

@@ -38,7 +38,7 @@ from tvmify.compiler.kernels.common.emission import (
     vectors,
 )
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, call_kernel
-from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
+from tvmify.compiler.kernels.common.sums import longest_sum, split_evenly
 from tvmify.compiler.kernels.matmul.rows import unflatten
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CORE, RECURRENT
 from tvmify.compiler.kernels.common import choice, tiles
-from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
+from tvmify.compiler.kernels.common.sums import longest_sum, split_evenly
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size
 

@@ -29,7 +29,7 @@ from tvmify.compiler.kernels.common.emission import (
     vectors,
 )
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE
-from tvmify.compiler.kernels.matmul.plan import longest_sum, split_evenly
+from tvmify.compiler.kernels.common.sums import longest_sum, split_evenly
 from tvmify.compiler.kernels.recurrent.plan import Plan
 from tvmify.compiler.sizes import Size
 

@@ -25,7 +25,7 @@ from tvmify.compiler.kernels.common.emission import (
     vectors,
 )
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, OPAQUE
-from tvmify.compiler.kernels.matmul.plan import split_evenly
+from tvmify.compiler.kernels.common.sums import split_evenly
 from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import (
     Size,

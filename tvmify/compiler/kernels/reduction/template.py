@@ -9,7 +9,7 @@ from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common import choice
 from tvmify.compiler.kernels.common.legalizing import plain
 from tvmify.compiler.kernels.common.loops import element_count
-from tvmify.compiler.kernels.matmul.plan import split_evenly
+from tvmify.compiler.kernels.common.sums import split_evenly
 from tvmify.compiler.sizes import Size
 
 #: Longer sums become sums of sums. If elements are alike, as after ReLU, each addition rounds the
