@@ -49,8 +49,12 @@ class Definitions:
 
     def call(self, dtype: str, name: str, operands: Sequence[Expr], text: str) -> Call:
         """Call a function, defined by a text, that returns a value of a dtype."""
-        self._texts[name] = text
+        self.add(name, text)
         return tirx.call_pure_extern(dtype, name, *operands)
+
+    def add(self, name: str, text: str) -> None:
+        """Define a function that the kernel calls already."""
+        self._texts[name] = text
 
     def added_to(self, function: tirx.PrimFunc, body: Any) -> tirx.PrimFunc:
         """Return the kernel with another body, and the functions that it calls."""

@@ -16,6 +16,7 @@ from tvm.tirx.build import split_host_device_mods
 from tvmify.compiler.codegen.bools_as_bytes import BoolsAsBytes
 from tvmify.compiler.codegen.call_functions import CallFunctions
 from tvmify.compiler.codegen.compact_allocations import CompactAllocations
+from tvmify.compiler.codegen.define_pairs import DefinePairs
 from tvmify.compiler.codegen.hide_extents import HideExtents
 from tvmify.compiler.codegen.hoist_conditions import HoistConditions
 from tvmify.compiler.codegen.join_axes import JoinAxes
@@ -32,7 +33,6 @@ from tvmify.compiler.codegen.transpose_tiles import TransposeTiles
 from tvmify.compiler.codegen.unroll_lanes import UnrollLanes
 from tvmify.compiler.codegen.workarounds import BeforeLoops
 from tvmify.compiler.codegen.wrap_integers import UnwrapIntegers, WrapIntegers
-from tvmify.compiler.kernels.matmul.define_pairs import DefinePairs
 from tvmify.system.workers import Workers
 from tvmify.torch_compat.silence import silenced
 

@@ -41,7 +41,7 @@ _ASTYPE, _RESHAPE = Op.get("relax.astype"), Op.get("relax.reshape")
 _LOW, _HIGH = 0xFFFF, -0x10000
 #: The instruction in LLVM's notation, for a number of sums. TVM has no vectors of bfloat16.
 _LLVM = """\
-declare <{lanes} x float> @llvm.x86.avx512bf16.dpbf16ps.{bits}(
+declare <{lanes} x float> @llvm.x86.avx512bf16.dpbf16ps.{bits}(\
     <{lanes} x float>, <{pairs} x bfloat>, <{pairs} x bfloat>)
 define linkonce_odr <{lanes} x float> @{name}(
     <{lanes} x float> %sums, <{lanes} x i32> %a, <{lanes} x i32> %b) alwaysinline {{
@@ -193,12 +193,12 @@ def lower_sum(call: Call) -> Expr:
     return sums + low(a) * low(b) + high(a) * high(b)
 
 
-def definitions() -> str:
-    """Return the functions that `lower_sum` calls, in LLVM's notation."""
-    return "".join(
-        _LLVM.format(name=_name(lanes), lanes=lanes, pairs=2 * lanes, bits=32 * lanes)
+def definitions() -> dict[str, str]:
+    """Return the functions that `lower_sum` calls, in LLVM's notation, by name."""
+    return {
+        _name(lanes): _LLVM.format(name=_name(lanes), lanes=lanes, pairs=2 * lanes, bits=32 * lanes)
         for lanes in _WIDTHS
-    )
+    }
 
 
 def _name(lanes: int) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.ir import StringImm
 from tvm.target import Target
 
+from tvmify.compiler.codegen.llvm import Definitions
 from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.passes.compiler_pass import compiler_pass
@@ -20,6 +20,7 @@ class DefinePairs:
         machine = Microarchitecture.of(Target.current(allow_none=False))
         if pairs.PAIRS not in function.attrs or not machine.multiplies_pairs:
             return function
-        text = StringImm(pairs.definitions())
-        body = tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", text, function.body)
-        return function.with_body(body)
+        definitions = Definitions()
+        for name, text in pairs.definitions().items():
+            definitions.add(name, text)
+        return definitions.added_to(function, function.body)
