@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from tests.compiler.kernels.kernels import random
 from tests.compiler.symbolic import build, check
 from tvmify.compiler import sizes
-from tvmify.compiler.passes.views import common_axes
+from tvmify.compiler.passes.views import common_axes, is_transpose, permutation
 from tvmify.compiler.sizes import Range
 
 S, T = tirx.Var("s0", "int64"), tirx.Var("s1", "int64")
@@ -51,3 +51,17 @@ def test_pairs_of_rows():
     program = build(describe, [(("s0", 5), "float32")])
     for rows in (2, 8, 16, 18, 34):
         check(program, lambda x: x.reshape(-1, 2, 5).transpose(1, 0, 2), [random(rows, 5)])
+
+
+@pytest.mark.parametrize(
+    ("rank", "axes", "expected"),
+    [(3, None, [2, 1, 0]), (3, [0, -1, 1], [0, 2, 1]), (1, [0], [0])],
+)
+def test_axes_of_a_permutation_count_from_the_first(
+    rank: int, axes: list[int] | None, expected: list[int]
+) -> None:
+    x = relax.Var("x", relax.TensorType([2, 3, 4][:rank], "float32"))
+    call = relax.BlockBuilder().normalize(relax.op.permute_dims(x, axes))
+    assert permutation(call) == expected
+    assert is_transpose(call) == (expected == [0, 2, 1])
+    assert permutation(x) is None

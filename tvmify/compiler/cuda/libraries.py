@@ -21,12 +21,12 @@ from tvmify.compiler.cuda.norms import norm
 from tvmify.compiler.cuda.products import by_kernel
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, linear, values_and_readers
-from tvmify.compiler.passes.views import static_shape
+from tvmify.compiler.passes.views import is_transpose, static_shape
 
 #: Integers they do not multiply.
 _DTYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
 _HALF = frozenset({"float16", "bfloat16"})
-_ASTYPE, _PERMUTE = tvm.ir.Op.get("relax.astype"), tvm.ir.Op.get("relax.permute_dims")
+_ASTYPE = tvm.ir.Op.get("relax.astype")
 #: PyTorch's layouts, whatever the memory format.
 _IMAGE, _FILTERS, _TRANSPOSED_FILTERS = "NCHW", "OIHW", "IOHW"
 
@@ -94,13 +94,7 @@ class _Calling(PyExprMutator):
     def transposed(self, x: Expr) -> tuple[Expr, bool]:
         """Return a matrix as stored in memory, and whether it is transposed there."""
         value = self.lookup_binding(x) if isinstance(x, relax.Var) else None
-        if not is_call(_PERMUTE, value):
-            return x, False
-        rank = len(value.ty.shape.values)
-        axes = value.attrs.axes
-        order = [int(axis) % rank for axis in axes] if axes is not None else [*range(rank)][::-1]
-        swapped = [*range(rank - 2), rank - 1, rank - 2]
-        return (value.args[0], True) if order == swapped else (x, False)
+        return (value.args[0], True) if is_transpose(value) else (x, False)
 
 
 @compiler_pass

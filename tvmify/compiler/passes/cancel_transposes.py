@@ -17,7 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler import sizes
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-from tvmify.compiler.passes.views import RESHAPES, common_axes
+from tvmify.compiler.passes.views import RESHAPES, common_axes, permutation
 
 _UNARY = (
     "abs astype ceil clip cos erf exp floor log negative nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu "
@@ -81,14 +81,14 @@ class CancelTransposes(PyExprMutator):
     def _joined(self, call: relax.Call) -> relax.Expr:
         x = call.args[0]
         before = self._move(x)
-        axes = _permutation(call)
+        axes = permutation(call)
         if axes is None:
             shape = _shape(call)
             if before is None or before.op not in RESHAPES:
                 return x if sizes.same_shape(_shape(x), shape) else call
             x = before.args[0]
             return x if sizes.same_shape(_shape(x), shape) else relax.op.reshape(x, shape)
-        inner = _permutation(before)
+        inner = permutation(before)
         if inner is not None:
             x, axes = before.args[0], [inner[axis] for axis in axes]
         return x if axes == sorted(axes) else relax.op.permute_dims(x, axes)
@@ -109,7 +109,7 @@ class CancelTransposes(PyExprMutator):
         shape = _shape(operand)
         if not shape:
             return operand
-        axes = _permutation(move)
+        axes = permutation(move)
         if axes is not None:
             if len(shape) != len(axes) or not _is_broadcast(operand, call.args):
                 return None
@@ -171,7 +171,7 @@ def _is_along_rows(call: relax.Call) -> bool:
 def _signature(move: relax.Call) -> tuple[list[int | str], list[int | str], list[int] | None]:
     """What is equal for two moves that move tensors of one shape in the same way."""
     before, after = ([*map(sizes.comparable, _shape(x))] for x in (move.args[0], move))
-    return before, after, _permutation(move)
+    return before, after, permutation(move)
 
 
 def _shape(x: relax.Expr) -> list[Any]:
@@ -186,12 +186,3 @@ def _is_broadcast(operand: relax.Expr, operands: list[relax.Expr]) -> bool:
         ranks.append(len(shape))
         wide.append(sum(not sizes.is_one(size) for size in shape))
     return ranks[0] in (0, max(ranks)) and wide[0] <= 1 < max(wide)
-
-
-def _permutation(expr: relax.Expr | None) -> list[int] | None:
-    """Return the axes of a call that permutes them, else None."""
-    if not isinstance(expr, relax.Call) or expr.op != _PERMUTE:
-        return None
-    rank = len(expr.args[0].ty.shape.values)
-    axes = expr.attrs.axes
-    return [int(axis) % rank for axis in axes] if axes is not None else list(range(rank))[::-1]

@@ -101,9 +101,7 @@ def _before(
         return None
     if call.op in RESHAPES:
         return call.args[0], lambda t: t.view([*map(number, shape_of(x))])
-    if call.op == _PERMUTE:
-        axes = reversed(range(len(shape_of(x)))) if call.attrs.axes is None else call.attrs.axes
-        order = [int(axis) for axis in axes]
+    if (order := permutation(call)) is not None:
         return call.args[0], lambda t: t.permute(order)
     if call.op == _SLICE:
         axes, begins, _, *strides = ([*map(number, part.fields)] for part in call.args[1:])
@@ -121,6 +119,20 @@ def _sliced(t: torch.Tensor, slices: list[tuple[int, int, int, int]]) -> torch.T
         t = t.narrow(axis, begin, (extent - 1) * by + 1)
         t = t[(slice(None),) * (axis % t.dim()) + (slice(None, None, by),)]
     return t
+
+
+def permutation(value: Expr | None) -> list[int] | None:
+    """Return the axes, counted from the first, of a call that permutes them; else None."""
+    if not isinstance(value, relax.Call) or value.op != _PERMUTE:
+        return None
+    rank, axes = len(value.args[0].ty.shape), value.attrs.axes
+    return [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
+
+
+def is_transpose(value: Expr | None) -> bool:
+    """Whether a value is a call that swaps the last two axes."""
+    axes = permutation(value)
+    return axes is not None and axes == [*range(len(axes) - 2), len(axes) - 1, len(axes) - 2]
 
 
 def shape_of(x: Expr | relax.TensorType) -> tuple[Any, ...]:

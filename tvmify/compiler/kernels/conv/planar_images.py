@@ -11,8 +11,9 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.passes.compiler_pass import compiler_pass
+from tvmify.compiler.passes.views import permutation
 
-_CONV2D, _PERMUTE = tvm.ir.Op.get("relax.nn.conv2d"), tvm.ir.Op.get("relax.permute_dims")
+_CONV2D = tvm.ir.Op.get("relax.nn.conv2d")
 #: From planes to channels last.
 _TO_NHWC = [0, 2, 3, 1]
 
@@ -27,11 +28,11 @@ class PlanarImages(PyExprMutator):
         if not isinstance(call, relax.Call) or call.op != _CONV2D:
             return call
         transposed, attributes = self.lookup_binding(call.args[0]), call.attrs
-        if not isinstance(transposed, relax.Call) or transposed.op != _PERMUTE:
+        axes = permutation(transposed)
+        if axes is None:
             return call
         layouts = (attributes.data_layout, attributes.kernel_layout, attributes.out_layout)
-        axes, kernel = [int(axis) for axis in transposed.attrs.axes], call.args[1].ty.shape
-        outputs, *window, channels = (int(size) for size in kernel)
+        outputs, *window, channels = (int(size) for size in call.args[1].ty.shape)
         # Windows of one pixel are products; a convolution of one channel to one is depthwise.
         direct = max(window) > 1 and int(attributes.groups) == 1 and (outputs, channels) != (1, 1)
         few = direct and channels <= CONVOLUTION.planar_channels

@@ -6,13 +6,13 @@ A transposed matrix is read where it lies: along its columns as a sum of rows.
 from __future__ import annotations
 
 from tvm import relax, te, tirx
-from tvm.ir import Call, Expr, Op
+from tvm.ir import Call, Expr
 
 from tvmify.compiler.kernels.common.legalizing import FUSIBLE, is_weight, plain, values_of
+from tvmify.compiler.passes.views import is_transpose
 
 #: TVM adds these up in another type.
 _OTHERS = {"bool", "float16", "bfloat16"}
-_PERMUTE = Op.get("relax.permute_dims")
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -41,10 +41,4 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
 def untransposed(builder: relax.BlockBuilder, right: Expr) -> Expr | None:
     """Return the tensor of which an operand is the transpose."""
     value = values_of(builder).get(right) if isinstance(right, relax.Var) else None
-    if not isinstance(value, Call) or not value.op.same_as(_PERMUTE):
-        return None
-    rank = len(right.ty.shape)
-    axes = value.attrs.axes
-    order = [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
-    is_transpose = order == [*range(rank - 2), rank - 1, rank - 2]
-    return value.args[0] if is_transpose else None
+    return value.args[0] if is_transpose(value) else None
