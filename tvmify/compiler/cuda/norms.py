@@ -18,6 +18,7 @@ from tvm.target import Target
 from tvmify.compiler.costs import GPU
 from tvmify.compiler.cuda.gpus import FLOAT_DTYPES, vector_lanes
 from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.passes.rewriting import is_call
 from tvmify.compiler.passes.views import static_shape
@@ -25,8 +26,6 @@ from tvmify.compiler.passes.views import static_shape
 #: Names of the blocks; the first exists only if a residual is added.
 _SUM, _TOTAL, _SQUARES, _NORMED = "residual_sum", "row_total", "row_squares", "layer_norm"
 _ADD, _ASTYPE = (tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype"))
-#: Nothing is fused with such functions.
-_OPAQUE = {"op_pattern": 8}
 
 
 def lanes_of(width: int, dtype: str) -> int | None:
@@ -83,7 +82,7 @@ def norm(
             shift,
             epsilon,
             primfunc_name_hint=_NORMED if summands is None else f"{_SUM}_{_NORMED}",
-            primfunc_attrs=_OPAQUE,
+            primfunc_attrs=Pattern.OPAQUE.attributes,
         )
     )
     if summands is None:

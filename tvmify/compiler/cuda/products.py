@@ -21,6 +21,7 @@ from tvmify.compiler.cuda.gpus import FLOAT_DTYPES
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, Shape
 from tvmify.compiler.kernels.common.choice import choose
 from tvmify.compiler.kernels.common.legalizing import accumulator, is_weight
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.common.sample import Sample
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import is_call, value_read_once, values_and_readers
@@ -30,8 +31,6 @@ from tvmify.compiler.passes.views import static_shape
 _LIBRARY, _KERNEL = "library", "kernel"
 #: The fewest elements of a row: TVM's last rule is wrong for sums of one element.
 _SHORTEST = 32
-#: TVM's pattern of functions that element-wise ones may follow in one kernel.
-_FUSES = {"op_pattern": 4}
 _ADD, _ASTYPE, _MATMUL, _RESHAPE = (
     tvm.ir.Op.get(f"relax.{name}") for name in ("add", "astype", "matmul", "reshape")
 )
@@ -138,7 +137,7 @@ def by_kernel(
             right,
             wide,
             primfunc_name_hint=ROW_PRODUCT,
-            primfunc_attrs=_FUSES,
+            primfunc_attrs=Pattern.FUSIBLE.attributes,
         )
     )
     for shift in bias:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.sizes import Size, as_number, is_one, same, sizes_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def resized(
             def table(extent: Any, size: Any, *steps: te.Tensor, part: int = part) -> te.Tensor:
                 return te.compute((size,), lambda i: position(i, extent, size, steps)[part])
 
-            opaque = {"op_pattern": 8}  # not computed again where it is read
+            opaque = Pattern.OPAQUE.attributes  # not computed again where it is read
             tables.append(importer.emit_te(table, own[axis], size, *steps, primfunc_attrs=opaque))
 
     def resize(x: te.Tensor, size: Any, *given: te.Tensor) -> te.Tensor:

@@ -11,15 +11,16 @@ from tvm import relax, te, tirx
 from tvm.ir import Call, Expr, GlobalVar, Op
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.microarchitecture import bits_of
 from tvmify.compiler.sizes import Size
 
 #: Attribute of ``main``: bytes of the weights of products that have been lowered.
 WEIGHT_BYTES = "tvmify.weight_bytes"
 #: FuseOps' pattern of a function that element-wise ones may follow in one kernel.
-FUSIBLE = {"tirx.noalias": True, "op_pattern": 4}
+FUSIBLE = {"tirx.noalias": True, **Pattern.FUSIBLE.attributes}
 #: FuseOps' pattern of a function that is not fused.
-OPAQUE = {"tirx.noalias": True, "op_pattern": 8}
+OPAQUE = {"tirx.noalias": True, **Pattern.OPAQUE.attributes}
 
 
 def plain(builder: relax.BlockBuilder, call: Call) -> Expr:

@@ -9,6 +9,7 @@ from tvm.ir import Call, Expr
 
 from tvmify.compiler import sizes
 from tvmify.compiler.kernels.common.legalizing import call_template
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.conv.windows import Window, shapes_of
 from tvmify.compiler.kernels.matmul.template import Product
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -53,7 +54,7 @@ def legalize_gated(builder: relax.BlockBuilder, call: Call, image: Expr, gate: E
         product.with_gated,
         *operands,
         primfunc_name_hint=hint,
-        primfunc_attrs={"op_pattern": 4},
+        primfunc_attrs=Pattern.FUSIBLE.attributes,
     )
 
 

@@ -14,6 +14,7 @@ from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.legalizing import accumulator, call_template, plain
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.conv.channelwise import (
     Channelwise,
     Cut,
@@ -122,7 +123,7 @@ def _legalize(
         template,
         image,
         primfunc_name_hint=hint,
-        primfunc_attrs={"op_pattern": 4},
+        primfunc_attrs=Pattern.FUSIBLE.attributes,
     )
 
 

@@ -29,6 +29,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     vectorize,
 )
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.conv import depthwise, few_outputs
@@ -99,7 +100,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
     if of_any_size:
         return call_template(builder, template, [data, *packed], out, inside, hint)
     return builder.call_te(
-        template, data, *packed, primfunc_name_hint=hint, primfunc_attrs={"op_pattern": 4}
+        template, data, *packed, primfunc_name_hint=hint, primfunc_attrs=Pattern.FUSIBLE.attributes
     )
 
 

@@ -12,12 +12,13 @@ from tvm import relax, tirx
 from tvm.ir import TensorLoad
 from tvm.relax.expr_functor import PyExprMutator
 
+from tvmify.compiler.kernels.common.patterns import Pattern, pattern_of
 from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 #: The patterns of element-wise, broadcasting and injective functions.
-_INLINED = (0, 1, 2)
+_INLINED = (Pattern.ELEMENTWISE, Pattern.BROADCAST, Pattern.INJECTIVE)
 #: How many elements a fused function may read for one of its result. Gates and activations of a
 #: layer read some dozens.
 _MOST_READS = 256
@@ -49,7 +50,7 @@ class LimitCopies(PyExprMutator):
         if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
             return 1
         function = self._functions[value.args[0]]
-        if int((function.attrs or {}).get("op_pattern", -1)) not in _INLINED:
+        if pattern_of(function) not in _INLINED:
             return 1
         counts = _loads(function)
         given = zip(function.params, value.args[1].fields, strict=False)

@@ -8,11 +8,9 @@ from tvm import s_tir, tirx
 from tvm.ir import Expr, TensorLoad
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.patterns import Pattern, pattern_of
 from tvmify.compiler.kernels.common.rewriting import DIVISIONS, collect
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-
-#: FuseOps' numbers for functions that move elements, and for those it does not know.
-_INJECTIVE, _OPAQUE = 2, 8
 
 
 @compiler_pass
@@ -26,11 +24,11 @@ class MarkInjective:
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
-        if int((function.attrs or {}).get("op_pattern", -1)) != _OPAQUE:
+        if pattern_of(function) != Pattern.OPAQUE:
             return function
         if sizes.is_static(*sizes.of_parameters(function)) or not _is_injective(function):
             return function
-        return function.with_attr("op_pattern", _INJECTIVE)
+        return function.with_attr(Pattern.INJECTIVE.attributes)
 
 
 def _is_injective(function: tirx.PrimFunc) -> bool:

@@ -27,6 +27,7 @@ from tvmify.compiler.kernels.common.loops import (
     is_symbolic,
     parallel_if_worth,
 )
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.schedule import Schedule
@@ -122,7 +123,7 @@ def legalize(builder: relax.BlockBuilder, rows: Expr, weights: Sequence[Expr]) -
         rows if narrow is None else narrow,
         *packed,
         primfunc_name_hint="matmul",
-        primfunc_attrs={"op_pattern": 4},
+        primfunc_attrs=Pattern.FUSIBLE.attributes,
     )
     return builder.emit(every)
 

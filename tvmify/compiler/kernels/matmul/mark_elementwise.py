@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.matmul import joined
 from tvmify.compiler.passes.compiler_pass import compiler_pass
-
-#: FuseOps' number for element-wise functions.
-_PATTERN = 0
 
 
 @compiler_pass
@@ -22,4 +20,4 @@ class MarkElementwise:
         """Rewrite one function."""
         if joined.ELEMENTWISE not in (function.attrs or {}):
             return function
-        return function.with_attr("op_pattern", _PATTERN)
+        return function.with_attr(Pattern.ELEMENTWISE.attributes)

@@ -14,6 +14,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
 
+
 @dataclass(frozen=True)
 class Plan:
     """One way to cut a product.

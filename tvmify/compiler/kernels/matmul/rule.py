@@ -39,6 +39,7 @@ from tvmify.compiler.kernels.common.loops import (
     parallel_if_worth,
     vectorize,
 )
+from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.short_tiles import half_last_tile
@@ -113,7 +114,7 @@ def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
         left if narrow is None else narrow,
         *weights,
         primfunc_name_hint="matmul",
-        primfunc_attrs={"op_pattern": 4},
+        primfunc_attrs=Pattern.FUSIBLE.attributes,
     )
 
 
