@@ -33,6 +33,7 @@ from tvmify.compiler.codegen.transpose_tiles import TransposeTiles
 from tvmify.compiler.codegen.unroll_lanes import UnrollLanes
 from tvmify.compiler.codegen.workarounds import BeforeLoops
 from tvmify.compiler.codegen.wrap_integers import UnwrapIntegers, WrapIntegers
+from tvmify.compiler.kernels.common.attributes import ASSERTS
 from tvmify.system.workers import Workers
 from tvmify.torch_compat.silence import silenced
 
@@ -72,7 +73,7 @@ def lower(ir_mod: tvm.IRModule, target: tvm.target.Target, pool: Workers) -> Low
     # once; only our own (see `converters.loops`) check anything new.
     lean = tirx.transform.SkipAssert()(lowered)
     for variable, function in lowered.functions_items():
-        if "tvmify.asserts" in function.attrs:
+        if ASSERTS in function.attrs:
             lean.update_func(lean.get_global_var(variable.name_hint), function)
     return Lowered(lean, for_gpu)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import tvm
 from tvm import relax, s_tir, tirx
 
+from tvmify.compiler.kernels.common.attributes import ASSERTS
 from tvmify.compiler.kernels.common.bounds import has_symbols
 from tvmify.compiler.kernels.common.rewriting import rewrite_body, with_new_variables
 from tvmify.compiler.kernels.elementwise.shuffles import SHUFFLES
@@ -22,7 +23,7 @@ from tvmify.compiler.sizes import variables_of
 #: Functions of more parts would cost more compile time than they save.
 _MOST = 128
 #: Attributes for `build` that a function inherits from any of its parts.
-_SAID = ("tvmify.asserts", SHUFFLES, PAIRS)
+_SAID = (ASSERTS, SHUFFLES, PAIRS)
 
 Kernels = Mapping[tvm.ir.GlobalVar, tirx.PrimFunc]
 

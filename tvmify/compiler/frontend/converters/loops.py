@@ -1,6 +1,6 @@
 """Loops that tensor expressions cannot express: they raise errors, or write in order. They are not
-scheduled, and ``tvmify.asserts`` keeps their assertions when `build` drops those that the executor
-has checked.
+scheduled, and `ASSERTS` keeps their assertions when `build` drops those that the executor has
+checked.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvmify.compiler.kernels.common.attributes import ASSERTS
 from tvmify.compiler.kernels.common.emission import anchor, argument
 from tvmify.compiler.kernels.common.legalizing import OPAQUE
 from tvmify.compiler.sizes import Size, Variables, is_static
@@ -40,7 +41,7 @@ def check_positions(
     extent = int(size) if is_static(size) else size.astype(dtype)
     lowest = -extent if wrap else 0
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_attr(OPAQUE | {"tvmify.asserts": True})
+        T.func_attr(OPAQUE | {ASSERTS: True})
         index = argument("index", (count,), dtype)
         if not is_static(size):
             argument("indexed", shape, indexed_dtype)  # for its size

@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.attributes import DEPTH, ROWS_FIRST
 from tvmify.compiler.kernels.common.axes import LANE, PIXEL, ROW, Axes, loops_along, own_loops
 from tvmify.compiler.kernels.common.legalizing import call_template, plain
 from tvmify.compiler.kernels.common.loops import (
@@ -39,9 +40,7 @@ from tvmify.compiler.kernels.conv.implicit import Implicit
 from tvmify.compiler.kernels.conv.pointwise import strided
 from tvmify.compiler.kernels.conv.template import (
     ANCHOR,
-    DEPTH,
     PAD,
-    ROWS_FIRST,
     SIDE_BY_SIDE,
     STORE,
     SUMS,

@@ -14,6 +14,7 @@ from tvm.ir import Expr
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import CONVOLUTION
 from tvmify.compiler.kernels.common import choice, tiles
+from tvmify.compiler.kernels.common.attributes import DEPTH, ROWS_FIRST
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
@@ -25,10 +26,8 @@ from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 #: Names of the template's blocks: the padded image, the tile of sums over a block of input
 #: channels, the sums of all blocks if there are several, the store.
 PAD, ANCHOR, SUMS, STORE = "conv_pad", "conv_tile", "conv_sums", "conv_store"
-#: Annotations of the tile of sums: see `Direct`.
-ROWS_FIRST, SIDE_BY_SIDE = "tvmify.rows_first", "tvmify.side_by_side"
-#: Annotation of the same: the input channels of all blocks.
-DEPTH = "tvmify.depth"
+#: Annotation of the tile of sums: `Direct.side`.
+SIDE_BY_SIDE = "tvmify.side_by_side"
 
 
 def candidates(

@@ -25,6 +25,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import MATMUL
+from tvmify.compiler.kernels.common.attributes import DEPTH, ROWS_FIRST
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, own_loops
 from tvmify.compiler.kernels.common.legalizing import is_weight, plain
 from tvmify.compiler.kernels.common.loops import (
@@ -50,13 +51,11 @@ from tvmify.compiler.kernels.matmul.rows import stacked
 from tvmify.compiler.kernels.matmul.template import (
     ANCHOR,
     BLOCK,
-    DEPTH,
     GATED,
     PACK,
     PAD,
     PARTIAL,
     ROWS,
-    ROWS_FIRST,
     STORE,
     Product,
 )

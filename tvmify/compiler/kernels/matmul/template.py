@@ -11,6 +11,7 @@ from tvm import te, tirx
 from tvm.ir import Expr
 
 from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.attributes import DEPTH, ROWS_FIRST
 from tvmify.compiler.kernels.common.axes import LANE, ROW, named
 from tvmify.compiler.kernels.common.last_block import open_ended
 from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
@@ -27,10 +28,8 @@ from tvmify.compiler.sizes import Size
 GATED, PAD, PACK = "matmul_gated", "matmul_pad", "matmul_pack"
 PARTIAL, ANCHOR = "matmul_partial", "matmul_tile"
 ROWS, STORE = "matmul_rows", "matmul_store"
-#: Annotations of the tile of sums: see `plans.Plan`.
-BLOCK, ROWS_FIRST = "tvmify.block", "tvmify.rows_first"
-#: Annotation of the sums over a block: the length of the whole reduction.
-DEPTH = "tvmify.depth"
+#: Annotation of the tile of sums: `plans.Plan.block`.
+BLOCK = "tvmify.block"
 
 
 @dataclass(frozen=True)
