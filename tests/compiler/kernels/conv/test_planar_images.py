@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from tvm import relax
+from tvm.ir import assert_structural_equal
 
 from tests.compiler.programs import check
 from tvmify.artifact import Artifact
+from tvmify.compiler.kernels.conv.planar_images import PlanarImages
 
 
 class _Means(nn.Module):
@@ -81,3 +84,17 @@ class _Both(nn.Module):
 
 def test_another_reader_of_the_turned_image_keeps_it():
     check(_Both(), torch.randn(1, 3, 20, 20))
+
+
+def test_an_image_whose_axes_are_all_turned_round_stays():
+    x = relax.Var("x", relax.TensorType([3, 20, 20, 1], "float32"))
+    weight = relax.Var("w", relax.TensorType([8, 3, 3, 3], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, weight], {"num_input": 1}):
+        with builder.dataflow():
+            image = builder.emit(relax.op.permute_dims(x))
+            out = relax.op.nn.conv2d(image, weight, data_layout="NHWC", kernel_layout="OHWI")
+            result = builder.emit_output(out)
+        builder.emit_func_output(result)
+    before = builder.get()
+    assert_structural_equal(PlanarImages()(before), before)

@@ -32,9 +32,11 @@ def note_on(block: s_tir.SBlock, kind: type[_Plan]) -> _Plan | None:
     types, numbers = get_type_hints(kind), map(int, given)
     values: dict[str, Any] = {}
     for field in fields(kind):  # type: ignore[arg-type]
-        parts = len(get_args(types[field.name]))
-        of_one = types[field.name]
-        values[field.name] = tuple(islice(numbers, parts)) if parts else of_one(next(numbers))
+        kind_of_field = types[field.name]
+        parts = len(get_args(kind_of_field))
+        values[field.name] = (
+            tuple(islice(numbers, parts)) if parts else kind_of_field(next(numbers))
+        )
     return kind(**values)
 
 
