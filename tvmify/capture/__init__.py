@@ -15,7 +15,7 @@ from tvmify.capture.regions.driver import REGION_SCHEMA, Driver, Part
 from tvmify.capture.scripted.program import ScriptedProgram
 from tvmify.capture.scripted.scripting import CannotScript, scripting
 from tvmify.capture.state import present, resolve
-from tvmify.capture.varying import STATIC, Limits, Varying
+from tvmify.capture.varying import STATIC, Limits, Symbols, TensorSizes, Varying, sizes_of
 from tvmify.errors import CaptureError, UnsupportedOperator
 from tvmify.system.faults import check_temporary_directory
 
@@ -27,12 +27,15 @@ __all__ = [
     "Part",
     "Program",
     "RecordedGraph",
+    "Symbols",
+    "TensorSizes",
     "Varying",
     "capture",
     "drive",
     "may_ask_for_identity",
     "present",
     "resolve",
+    "sizes_of",
 ]
 
 

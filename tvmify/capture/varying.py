@@ -10,6 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmify.artifact.shapes import Axis
+from tvmify.signature import SizeArgument
+
+#: The name of a symbol, or None, for each axis of a tensor; by its index among the leaves.
+Symbols = Mapping[int, tuple[str | None, ...]]
+#: The sizes of each tensor among the leaves of a call; None for other leaves.
+TensorSizes = tuple[tuple[int, ...] | None, ...]
 
 
 class Limits(NamedTuple):
@@ -39,7 +45,7 @@ class Varying:
         call.
     """
 
-    axes: Mapping[int, tuple[str | None, ...]] = field(default_factory=dict)
+    axes: Symbols = field(default_factory=dict)
     limits: Mapping[str, Limits] = field(default_factory=dict)
     typical: Mapping[str, int] = field(default_factory=dict)
     hints: Mapping[str, int] = field(default_factory=dict)
@@ -77,6 +83,12 @@ class Varying:
 
 #: All sizes are static.
 STATIC = Varying()
+
+
+def sizes_of(leaves: Sequence[Any]) -> TensorSizes:
+    """Return the sizes of each tensor among the leaves of a call, and of what replaces ints."""
+    leaves = [x.carrier(x.value) if isinstance(x, SizeArgument) else x for x in leaves]
+    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
 
 
 def shapes_of(leaves: Sequence[Any], varying: Varying) -> tuple[Any, ...]:

@@ -26,6 +26,10 @@ from tvmify.target import DEVICE_OF_KIND, Target, target_for
 _CUDA, _ANY = "cuda", "any"
 _TORCH = "torch"
 
+#: What shapes an artifact, within the package: what records a call, what compiles it, here or in
+#: the compiler process, and what chooses the sizes to tune for.
+_ROOTS = ("capture", "compiler", "dispatch.building.process", "dispatch.generality.hints")
+
 #: The fields of /proc/cpuinfo that name a processor model, on x86 and on ARM.
 _MODEL = ("vendor_id", "model name", "cpu family", "model", "CPU implementer", "CPU part")
 
@@ -233,4 +237,4 @@ def _compiler_digest() -> str:
     # With the version alone, an edit of the compiler would not change keys.
     package, _, _ = __name__.partition(".")
     folder = sys.modules[package].__path__[0]  # the native part may be in another folder
-    return sources.digest(Path(folder), (f"{package}.capture", f"{package}.compiler"))
+    return sources.digest(Path(folder), [f"{package}.{root}" for root in _ROOTS])

@@ -17,13 +17,12 @@ from tvmify.artifact.settings import BuildSettings
 from tvmify.artifact.shapes import Shapes
 from tvmify.cache import Key, Measurements
 from tvmify.cache.directory import is_there
-from tvmify.capture import Program
+from tvmify.capture import Program, sizes_of
 from tvmify.dispatch import building
 from tvmify.dispatch.building import background
 from tvmify.dispatch.building.allowance import allowance
-from tvmify.dispatch.generality.hints import numbers, tuned
+from tvmify.dispatch.generality.hints import tuned_shapes
 from tvmify.dispatch.generality.sizes import Specialized
-from tvmify.dispatch.generality.symbols import sizes_of
 from tvmify.dispatch.keys import processor
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.request import Request
@@ -110,18 +109,11 @@ class Work:
         varying = self.request.varying
         if not varying.axes:
             return None
-        from tvmify.artifact.recorded_shapes import recorded_shapes
-
-        shapes = recorded_shapes(exported, varying.hints_by_axis())
+        leaves = pytree.tree_leaves((self.request.args, self.request.kwargs))
+        shapes = tuned_shapes(exported, varying, sizes_of(leaves))
         if shapes is None:
             raise Specialized
-        fixed = numbers(varying, shapes)
-        if fixed.isdisjoint(varying.hints):
-            return shapes
-        # Classes are for the sizes that are still symbols.
-        leaves = pytree.tree_leaves((self.request.args, self.request.kwargs))
-        varying = tuned(varying, sizes_of(leaves), fixed)
-        return recorded_shapes(exported, varying.hints_by_axis())
+        return shapes
 
 
 def _stopwatch(target: Target, leaves: Args) -> Callable[..., list[float]]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import isqrt, prod
+from typing import TYPE_CHECKING
 
 from tvmify.artifact.shapes import Axis, Shapes
-from tvmify.capture import Varying
-from tvmify.dispatch.generality.symbols import Symbols, TensorSizes
+from tvmify.capture import Symbols, TensorSizes, Varying
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 #: For each class: the largest product of all symbols, and the product that its program is tuned
 #: for. Measured on matrix products with that many rows: docs/measurements/shapes.md.
@@ -83,6 +86,35 @@ def numbers(varying: Varying, shapes: Shapes) -> frozenset[str]:
         if not found:
             others.add(name)
     return frozenset(others)
+
+
+def tuned_shapes(exported: ExportedProgram, varying: Varying, sizes: TensorSizes) -> Shapes | None:
+    """Return the shapes that a program serves, as far as its recording shows, with their hints.
+
+    Parameters
+    ----------
+    exported
+        The program, recorded for a call.
+    varying, sizes
+        The sizes of that call.
+
+    Returns
+    -------
+    Shapes or None
+        None if the program has no symbolic size.
+    """
+    # Imported here, since a warm process must not load SymPy.
+    from tvmify.artifact.recorded_shapes import recorded_shapes
+
+    shapes = recorded_shapes(exported, varying.hints_by_axis())
+    if shapes is None:
+        return None
+    fixed = numbers(varying, shapes)
+    if fixed.isdisjoint(varying.hints):
+        return shapes
+    # Classes are for the sizes that are still symbols.
+    varying = tuned(varying, sizes, fixed)
+    return recorded_shapes(exported, varying.hints_by_axis())
 
 
 def is_tuned(shapes: Shapes, varying: Varying) -> bool:

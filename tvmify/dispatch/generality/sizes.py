@@ -18,16 +18,13 @@ from typing import Any, NamedTuple
 import torch
 
 from tvmify.artifact import Artifact
-from tvmify.capture import Varying
+from tvmify.capture import Symbols, TensorSizes, Varying, sizes_of
 from tvmify.dispatch.generality.hints import TYPICAL_CACHE, is_tuned, numbers, tuned
 from tvmify.dispatch.generality.symbols import (
-    Symbols,
-    TensorSizes,
     cache_lengths,
     from_two,
     joined,
     may_vary,
-    sizes_of,
     varying_of,
 )
 from tvmify.dispatch.outcome import Outcome, Run

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
 
-import torch
-
-from tvmify.capture import STATIC, Limits, Varying
+from tvmify.capture import STATIC, Limits, Symbols, TensorSizes, Varying, sizes_of
 from tvmify.dispatch.request import Request
-from tvmify.signature import SizeArgument
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
 #: How many sizes of images get their own programs before their heights and widths become symbols:
 #: a program for one size is faster (docs/measurements/shapes.md).
 _IMAGE_SIZES = 4
-
-#: The name of a symbol, or None, for each axis of a tensor; by its index among the leaves.
-Symbols = Mapping[int, tuple[str | None, ...]]
-#: The sizes of each tensor among the leaves of a call; None for other leaves.
-TensorSizes = tuple[tuple[int, ...] | None, ...]
 
 
 def varying_of(seen: Sequence[TensorSizes], request: Request, *, is_first: bool) -> Varying:
@@ -219,9 +210,3 @@ def _longer_than(length: int, known: Symbols, shapes: Mapping[int, tuple[int, ..
         for name, size in zip(names[1:], shapes[leaf][1:], strict=True)
         if name is not None and size > length
     }
-
-
-def sizes_of(leaves: Sequence[Any]) -> TensorSizes:
-    """Return the sizes of each tensor among the leaves of a call, and of what replaces ints."""
-    leaves = [x.carrier(x.value) if isinstance(x, SizeArgument) else x for x in leaves]
-    return tuple(tuple(x.shape) if isinstance(x, torch.Tensor) else None for x in leaves)
