@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.s_tir import ScheduleError
 
 from tests.compiler.kernels.kernels import NATIVE, build, check, has_parallel_loop, random
 from tests.processes import run_python
 from tvmify.compiler.kernels.common import ways
 from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.common.rule import STRICT, RuleFailure
 from tvmify.compiler.kernels.common.ways import Way
+from tvmify.compiler.kernels.reduction.rule import Reduction
 from tvmify.compiler.tune.samples import lower_sample
 
 op = relax.op
@@ -143,3 +146,34 @@ def test_workloads_are_named_only_when_measuring(monkeypatch):
     assert not named
     asked(describe, shape)
     assert named
+
+
+def test_way_that_tvm_refuses_is_no_candidate(monkeypatch: pytest.MonkeyPatch):
+    _fail_in(monkeypatch, Way(8), ScheduleError("no such loop"))
+    describe, _, shape = KERNELS["reduction"]
+    (names,) = asked(describe, shape).candidates.values()
+    assert not any(name.startswith("8 wide") for name in names)
+    assert any(name.startswith("4 wide") for name in names)
+
+
+def test_bug_in_a_way_is_a_failure_of_its_rule(monkeypatch: pytest.MonkeyPatch):
+    _fail_in(monkeypatch, Way(8), KeyError("a bug"))
+    describe, _, shape = KERNELS["reduction"]
+    with pytest.raises(RuleFailure, match="reduction failed: KeyError: 'a bug'"):
+        asked(describe, shape)
+    monkeypatch.delenv(STRICT)
+    with choosing(Choices(is_collecting=True)):
+        built = build(describe, [random(*shape)])
+    assert any("reduction failed: KeyError" in rule for rule in built.rules), built.rules
+
+
+def _fail_in(monkeypatch: pytest.MonkeyPatch, failing: Way, error: Exception) -> None:
+    """Let the rule for reductions raise an error in one of its ways."""
+    nest = Reduction.nest
+
+    def fails(self, sch, machine, way):
+        if way.vectors == failing.vectors:
+            raise error
+        return nest(self, sch, machine, way)
+
+    monkeypatch.setattr(Reduction, "nest", fails)

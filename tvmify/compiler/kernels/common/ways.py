@@ -98,12 +98,15 @@ class Several(Rule):
     def _unlike(
         self, sch: s_tir.Schedule, machine: Microarchitecture, ways: Sequence[Way]
     ) -> list[Way]:
-        """Return the first way, and those that make other code than the ways before them."""
+        """Return the first way, and those that make other code than the ways before them.
+
+        Ways that TVM's primitives refuse are left out.
+        """
         found: list[tuple[Way, tirx.PrimFunc]] = []
         for way in ways:
             try:
                 result = self.nest(sch.copy(), machine, way)
-            except Exception:  # TVM's errors share no narrower class
+            except s_tir.ScheduleError:  # no way for this function; another error is a bug
                 result = None
             if result is None:
                 if not found:  # so does the first way, and another rule takes the function
