@@ -154,6 +154,41 @@ def test_warmed_service_builds_nothing(models: Path) -> None:
     assert serve(calls, PYTHONWARNINGS="ignore") == [[0, 3], [0, 2], False]
 
 
+WITH_CACHE = """
+import tvmify
+from transformers import GPT2Config, GPT2LMHeadModel
+
+def make(on_miss="error"):
+    sizes = {"vocab_size": 96, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    network = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)).eval()
+    return tvmify.tvmify(network, on_miss=on_miss, compare=False)
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+def test_calls_with_a_cache_are_warmed(models: Path) -> None:
+    pytest.importorskip("transformers")
+    (models / "my_models.py").write_text(WITH_CACHE)
+    calls = """
+    from transformers import DynamicCache
+    net = my_models.make()
+    cache, tokens = DynamicCache(config=net.config), torch.full((1, 5), 3)
+    with torch.no_grad():
+        net(tokens, past_key_values=cache)
+        net(tokens[:, :1], past_key_values=cache)
+    info = net.cache_info()
+    print(json.dumps([info.builds, info.disk_hits, info.eager]))
+    """
+    eager = calls.replace("make()", "make('eager')")
+    recording = {"TVMIFY_RECORD": "signatures.jsonl", "PYTHONWARNINGS": "ignore"}
+    assert serve(eager, **recording) == [0, 0, 2]
+    warmed = tvmify.warm_cache("my_models:make", file="signatures.jsonl", jobs=1)
+    assert warmed.notes == []
+    assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 2
+    assert all("GPT2LMHeadModel with a cache(" in o.signature for o in warmed.outcomes)
+    assert serve(calls, PYTHONWARNINGS="ignore") == [0, 2, 0]
+
+
 def test_warmed_dim_serves_all_sizes_within_its_limits(models: Path) -> None:
     warmed = tvmify.warm_cache("my_models:Net", [(Dim("rows", max=80), 4)], jobs=1)
     assert [outcome.source for outcome in warmed.outcomes] == ["built"] * 2  # up to 64, and more

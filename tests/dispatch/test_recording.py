@@ -20,6 +20,7 @@ from tvmify import tvmify as decorate
 from tvmify.dispatch import recording
 from tvmify.dispatch.recording import Recorded
 from tvmify.dispatch.recording.modes import entered, modes_now
+from tvmify.dispatch.subject import Name
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -41,7 +42,7 @@ def _nothing_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recorded_of(*args: Any, **kwargs: Any) -> Recorded:
-    return Recorded.of("Net", "forward", args, kwargs, training=False)
+    return Recorded.of(Name("Net", "forward"), args, kwargs, training=False)
 
 
 def back(value: Any) -> Any:
@@ -132,7 +133,7 @@ def test_tensors_come_back_as_zeros_of_their_kind(tensor: torch.Tensor) -> None:
 
 
 def test_gpu_tensors_are_recreated_without_a_gpu() -> None:
-    recorded = Recorded.of("Net", "forward", ([torch.zeros(2, 3)],), {"x": torch.zeros(4)}, False)
+    recorded = recorded_of([torch.zeros(2, 3)], x=torch.zeros(4))
     line = recorded.to_json().replace('"device": "cpu"', '"device": "cuda:1"')
     elsewhere = Recorded.from_json(line)
     with pytest.raises(WarmUpError, match="cannot be made"):
@@ -146,6 +147,17 @@ def test_requires_grad_is_recorded_where_gradients_are_enabled() -> None:
     assert back(wanted).requires_grad
     with torch.no_grad():
         assert not back(wanted).requires_grad
+
+
+def test_a_cache_among_the_arguments_is_said() -> None:
+    named = Name("Net", "encode", with_cache=True)
+    line = Recorded.of(named, (X,), {}, training=False).to_json()
+    recorded = Recorded.from_json(line)
+    assert (recorded.module, recorded.method, recorded.with_cache) == ("Net", "encode", True)
+    assert str(recorded) == "Net.encode with a cache(float32[3, 4])"
+    assert "with_cache" not in recorded_of(X).to_json()  # as earlier versions read it
+    with pytest.raises(WarmUpError):
+        Recorded.from_json(line.replace('"with_cache": true', '"with_cache": 1'))
 
 
 @pytest.mark.parametrize("value", [object(), 1j, b"", {1, 2}, [X.to_sparse()]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import tvmify
 from tvmify import tvmify as decorate
 from tvmify.cache import Key
 from tvmify.dispatch import load_or_build
+from tvmify.dispatch.subject import Name
 
 X, Y = torch.linspace(-1, 1, 12).reshape(3, 4), torch.ones(3, 4)
 
@@ -105,3 +107,12 @@ def test_saved_files_take_keywords_in_any_order(tmp_path: Any) -> None:
         expected = plain(X, Y)
         torch.testing.assert_close(loaded(mask=Y, x=X), expected)
         torch.testing.assert_close(loaded(x=X, mask=Y), expected)
+
+
+def test_names_are_told_apart_and_read_well() -> None:
+    net, encode = Name("Net", "forward"), Name("Net", "encode")
+    assert [str(name) for name in (Name("double"), net, encode)] == ["double", "Net", "Net.encode"]
+    with_cache = replace(encode.submodule("inner.lm"), with_cache=True)
+    assert str(with_cache) == "Net.encode.inner.lm with a cache"
+    assert str(with_cache.numbered(2)) == "Net.encode.inner.lm with a cache, region 2"
+    assert Name("Net.encode", "forward") != encode

@@ -10,7 +10,12 @@ import torch
 from typing_extensions import TypeIs
 
 from tvmify.cache import Neighbours
-from tvmify.decorate.methods import WITH_CACHE, Decoration, dispatcher_of_method
+from tvmify.decorate.methods import (
+    WITH_CACHE,
+    Decoration,
+    dispatcher_of_method,
+    dispatcher_with_cache,
+)
 from tvmify.dispatch import examples
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.dispatcher import Dispatcher
@@ -290,24 +295,35 @@ def refuse_path(subject: object) -> None:
     raise OptionError(f"{text!r} is not a module: load the file first, as {load}({text!r})")
 
 
-def dispatcher_of(subject: Any, method: str | None = None) -> Dispatcher:
+def dispatcher_of(
+    subject: Any, method: str | None = None, *, with_cache: bool = False
+) -> Dispatcher:
     """Return the dispatcher of a decorated object, or of one of its methods.
+
+    Parameters
+    ----------
+    with_cache
+        Return that for calls with a cache of transformers.
 
     Raises
     ------
     TypeError
         The object is not decorated.
     WarmUpError
-        There is no such method; several are decorated and none is named.
+        There is no such method; several are decorated and none is named; or the object has no calls
+        with a cache.
     """
     if isinstance(subject, Single):
+        if with_cache:
+            raise WarmUpError("functions and TorchScript modules have no calls with a cache")
         return subject._tvmify_dispatcher
     decoration = _decoration_of(subject)
     names = list(decoration.methods)
     name = method or (names[0] if len(names) == 1 else None)
     if name not in names:
         raise WarmUpError(f"choose one of the decorated methods with method=: {', '.join(names)}")
-    return dispatcher_of_method(subject, name, decoration)
+    make = dispatcher_with_cache if with_cache else dispatcher_of_method
+    return make(subject, name, decoration)
 
 
 def dispatchers_of(subject: Any) -> list[Dispatcher]:

@@ -19,7 +19,7 @@ from tvmify.decorate.decorated import METHODS, Decorated, Single, refuse_path
 from tvmify.decorate.methods import Decoration, check_methods, decorate_methods, shortcut
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.generality.declared import check_names
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions, Options
 from tvmify.runtime import DISPATCHER, is_traced_here, original
@@ -269,7 +269,7 @@ class TvmifiedFunction(Single, Generic[P, R]):
         name = getattr(function, "__qualname__", None) or getattr(function, "name", "function")
         functools.update_wrapper(self, function)
         check_names(compile_options.dynamic_shapes, [function])
-        subject = Subject(name, function, lambda _: function, compile_options)
+        subject = Subject(Name(name), function, lambda _: function, compile_options)
         self._tvmify_dispatcher = Dispatcher(subject)
         self._function = function
 
@@ -304,7 +304,7 @@ class _ScriptedModule(Single, nn.Module):
         self.training = trains(script)
         self._tvmify_dispatcher = Dispatcher(
             Subject(
-                name=script.original_name,
+                Name(script.original_name, "forward"),
                 eager=lambda module, *args, **kwargs: module._tvmify_script(*args, **kwargs),
                 capturable=lambda module: module._tvmify_script,
                 options=compile_options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from tvmify.decorate.caches import GrowingCache, declare_lengths, with_tensors
 from tvmify.decorate.generation import compile_around_generate
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.generality.declared import check_names
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.errors import OptionError
 from tvmify.options import CompileOptions
 from tvmify.runtime import DISPATCHER, Shortcut, is_traced_here
@@ -164,15 +165,14 @@ def _dispatcher(
 ) -> Dispatcher:
     eager = decoration.methods[name]
     is_forward = name == "forward" and not with_cache
-    label = type(module).__name__ + ("" if name == "forward" else f".{name}")
     if with_cache:
-        eager, label = with_tensors(eager), f"{label} with a cache"
+        eager = with_tensors(eager)
     with _MAKING:
         dispatcher = module.__dict__.get(attribute)
         if dispatcher is None or dispatcher.module() is not module:
             dispatcher = module.__dict__[attribute] = Dispatcher(
                 Subject(
-                    name=label,
+                    Name(type(module).__name__, name, with_cache),
                     eager=eager,
                     capturable=lambda module: undecorated(module, eager, is_forward=is_forward),
                     options=decoration.options,
@@ -189,7 +189,7 @@ def _inner_with_cache(subject: Subject) -> Subject:
     """Return the subject for calls of a submodule with a cache of transformers."""
     eager = with_tensors(subject.eager)
     return Subject(
-        f"{subject.name} with a cache",
+        replace(subject.named, with_cache=True),
         eager=eager,
         capturable=lambda module: undecorated(subject.capturable(module), eager, is_forward=False),
         options=subject.options,

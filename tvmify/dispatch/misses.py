@@ -81,7 +81,7 @@ class Misses:
         """
         subject, memory = self._subject, self._memory
         if not subject.is_part:  # a part is never called by itself
-            recording.record(subject.options, subject.name, subject.module(), args, kwargs)
+            recording.record(subject, args, kwargs)
         is_full = memory.is_full(subject.options, is_part=subject.is_part)
         if is_full and not self._general.serves_any():
             return Eager.because(_TOO_MANY, "others")

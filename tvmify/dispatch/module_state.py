@@ -16,7 +16,7 @@ from tvmify.artifact import Artifact
 from tvmify.capture import Program, present, resolve
 from tvmify.dispatch.parts import MakePart, PartCalls, Parts
 from tvmify.dispatch.replay import replay
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.errors import ChangesItself, NotCompiled
 from tvmify.runtime import Executor, Guard, PackedWeights, Watched, watch
 from tvmify.signature import Args, Kwargs
@@ -98,7 +98,7 @@ class ModuleState:
         # Names of what forward sets, once it runs in Python: it reads them itself.
         self._own_attributes: set[str] = set()
         # What calls each submodule, which watches it by itself, whatever the state of the module.
-        self._submodules: dict[str, tuple[weakref.ref[nn.Module], type, PartCalls]] = {}
+        self._submodules: dict[Name, tuple[weakref.ref[nn.Module], type, PartCalls]] = {}
         # Names of tensors of the module that its calls write to.
         self._written: set[str] = set()
         # Names of buffers whose values programs depend on.
@@ -193,10 +193,10 @@ class ModuleState:
             Makes its dispatcher.
         """
         child: Any = subject.module()
-        known, cls, calls = self._submodules.get(subject.name, (None, None, None))
+        known, cls, calls = self._submodules.get(subject.named, (None, None, None))
         if calls is None or known is None or known() is not child or cls is not type(child):
             calls = make_part(subject)
-            self._submodules[subject.name] = weakref.ref(child), type(child), calls
+            self._submodules[subject.named] = weakref.ref(child), type(child), calls
         return calls
 
     def tensors(self, names: tuple[str, ...]) -> list[torch.Tensor]:

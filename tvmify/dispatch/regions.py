@@ -22,7 +22,7 @@ from tvmify.dispatch.agreement import USE_ALL_DRAWS, is_same_result
 from tvmify.dispatch.counts import CacheInfo
 from tvmify.dispatch.explanation import ExplainedSubject
 from tvmify.dispatch.parts import MakePart, PartCalls
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.errors import (
     CaptureError,
     NotCompiled,
@@ -87,8 +87,8 @@ class Driven:
         self.how = f"control flow runs in {runs}, and the regions between are compiled separately"
         self.parts: list[_Region] = []
         for number, part in driver.parts.items():
-            name = f"{subject.name}, region {len(self.parts) + 1}"
-            calls = make_part(_region(name, part, subject.options))
+            named = subject.named.numbered(len(self.parts) + 1)
+            calls = make_part(_region(named, part, subject.options))
             region = _REGIONS[number] = _Region(calls, part, self._is_scripted)
             self.parts.append(region)
 
@@ -172,10 +172,10 @@ class Driven:
         return self._driver.bind(module)
 
 
-def _region(name: str, part: Part, options: CompileOptions) -> Subject:
+def _region(named: Name, part: Part, options: CompileOptions) -> Subject:
     in_eager = part.in_eager
     return Subject(
-        name,
+        named,
         eager=lambda _, *inputs: in_eager(*inputs),
         capturable=lambda _: part.program,
         options=options,

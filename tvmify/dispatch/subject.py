@@ -6,6 +6,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -19,13 +20,53 @@ from tvmify.torch_compat.declared_sizes import DeclaredShape
 Declared: TypeAlias = Mapping[int, DeclaredShape]
 
 
+@dataclass(frozen=True)
+class Name:
+    """The name of a subject; as text, for messages.
+
+    Attributes
+    ----------
+    owner
+        The class of the module, or the function; for a submodule of ``whole``, its path there.
+    method
+        The method; empty for a function.
+    with_cache
+        Whether it is for calls with a cache of transformers.
+    whole
+        What this is a part of.
+    region
+        The number of this region of ``whole``; 0 for a submodule.
+    """
+
+    owner: str
+    method: str = ""
+    with_cache: bool = False
+    whole: Name | None = None
+    region: int = 0
+
+    def __str__(self) -> str:
+        text = self.owner if self.method in ("", "forward") else f"{self.owner}.{self.method}"
+        if self.whole is not None:
+            inside = f", region {self.region}" if self.region else f".{text}"
+            text = f"{self.whole}{inside}"
+        return f"{text} with a cache" if self.with_cache else text
+
+    def submodule(self, path: str) -> Name:
+        """Return the name of a submodule."""
+        return Name(path, "forward", whole=self)
+
+    def numbered(self, region: int) -> Name:
+        """Return the name of a region."""
+        return Name("", whole=self, region=region)
+
+
 class Subject:
     """A method of one module, or a function.
 
     Parameters
     ----------
-    name
-        For messages.
+    named
+        Its name.
     eager
         Runs a call in eager PyTorch; takes the module first, if there is one.
     capturable
@@ -54,7 +95,7 @@ class Subject:
 
     Attributes
     ----------
-    name, eager, capturable, options, calls_itself, is_part, is_settled, symbols, declare
+    named, eager, capturable, options, calls_itself, is_part, is_settled, symbols, declare
         As given.
     module
         Returns the module; None for a function, or if the module no longer exists.
@@ -64,7 +105,7 @@ class Subject:
 
     def __init__(
         self,
-        name: str,
+        named: Name,
         eager: Callable[..., Any],
         capturable: Callable[[Any], Any],
         options: CompileOptions,
@@ -77,19 +118,24 @@ class Subject:
         declare: Callable[[Args, Kwargs], Declared] | None = None,
         defined: Any = None,
     ) -> None:
-        self.name, self.eager, self.capturable, self.options = name, eager, capturable, options
+        self.named, self.eager, self.capturable, self.options = named, eager, capturable, options
         self.module: Callable[[], nn.Module | None] = (
             _no_module if module is None else weakref.ref(module)
         )
         self.calls_itself, self.is_part = calls_itself, is_part
         self.is_settled = is_settled
         self.symbols, self.declare = symbols, declare
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         self._signature = parameters_of(eager if defined is None else defined)
         is_method = module is not None and not isinstance(defined, torch.jit.ScriptModule)
         self._first = (None,) if is_method else ()
         parameters = self._signature.parameters.values()
-        self.keywords = tuple(p.name for p in parameters if p.kind in named)
+        self.keywords = tuple(p.name for p in parameters if p.kind in by_name)
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages."""
+        return str(self.named)
 
     def defined(self, kwargs: Mapping[str, Any]) -> int:
         """Return how many keyword arguments forward defines; a call may have them in any order."""

@@ -98,7 +98,7 @@ class Submodules:
             return _view(child, within, type(child).forward) if is_container else child
         parent = self._parent
         subject = Subject(
-            f"{parent.name}.{path}",
+            parent.named.submodule(path),
             eager=type(child).forward,
             capturable=lambda _: _without_hooks(parent.captured().get_submodule(path)),
             options=parent.options,

@@ -11,7 +11,7 @@ import torch
 
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.programs import Programs
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 from tvmify.options import CompileOptions
 from tvmify.system import forks
@@ -118,7 +118,7 @@ class _Model:
         self.watches: list[weakref.ref[torch.Tensor]] = []
         self.module = graph.module([weight.detach() for weight in weights])
         subject = Subject(
-            name=graph.origin.label,
+            Name(graph.origin.label, "forward"),
             eager=_forward,
             capturable=lambda module: module,
             options=options,

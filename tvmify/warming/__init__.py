@@ -20,6 +20,7 @@ import torch
 
 from tvmify.dispatch.examples import example_calls
 from tvmify.dispatch.recording import Recorded, read
+from tvmify.dispatch.subject import Name
 from tvmify.errors import OptionError, WarmUpError
 from tvmify.target import TargetOption
 from tvmify.target import check as check_target
@@ -153,7 +154,8 @@ def warm_cache(
     recorded = []
     for signature in signatures:
         for call in example_calls(signature, dtype, torch.device(device)):
-            described = Recorded.of("", method or "", call.args, call.kwargs, training=False)
+            named = Name("", method or "")
+            described = Recorded.of(named, call.args, call.kwargs, training=False)
             recorded.append(described.with_sizes(call.declared))
     if file is not None:
         signatures = read(Path(file))

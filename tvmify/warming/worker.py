@@ -60,18 +60,19 @@ class Subjects:
     @property
     def names(self) -> list[str]:
         """The names under which their calls are recorded."""
-        return sorted({_name_of(subject) for subject in self._all})
+        return sorted(set(map(_name_of, self._all)))
 
     @property
     def threads_count(self) -> bool:
         """Whether the programs depend on the number of threads."""
         return any(dispatchers_of(s)[0].subject.options.tune for s in self._all)
 
-    def dispatchers(self, module: str, method: str) -> list[Dispatcher]:
-        """Return the dispatchers of a method, for each object of a name; "" is the first object."""
-        subjects = [s for s in self._all if module in ("", _name_of(s))]
-        subjects = subjects if module else subjects[:1]
-        return [dispatcher_of(subject, method or None) for subject in subjects]
+    def dispatchers(self, recorded: Recorded) -> list[Dispatcher]:
+        """Return what runs a call, for each object of the name; without one, the first object."""
+        subjects = [s for s in self._all if recorded.module in ("", _name_of(s))]
+        subjects = subjects if recorded.module else subjects[:1]
+        method, with_cache = recorded.method or None, recorded.with_cache
+        return [dispatcher_of(subject, method, with_cache=with_cache) for subject in subjects]
 
     def _decorated(self, made: Any, name: str) -> list[Any]:
         if isinstance(made, nn.Module):
@@ -117,8 +118,7 @@ def _made(found: Any, name: str) -> Any:
 
 
 def _name_of(subject: Any) -> str:
-    dispatcher = dispatchers_of(subject)[0]
-    return recording.Names.of(dispatcher.subject.name, dispatcher.module()).module
+    return dispatchers_of(subject)[0].subject.named.owner
 
 
 # ----------------------------------------------------------------------------------------- build
@@ -131,7 +131,7 @@ def warm(subjects: Subjects, recorded: Recorded, target: Any, threads: int) -> d
     try:
         if recorded.modes.get("training"):
             raise WarmUpError("the module was in training mode, which runs in eager PyTorch")
-        for dispatcher in subjects.dispatchers(recorded.module, recorded.method):
+        for dispatcher in subjects.dispatchers(recorded):
             options = dispatcher.subject.options
             wanted = recorded.modes if options.tune else recorded.modes | {"threads": 1}
             Stages.threads = threads

@@ -14,7 +14,7 @@ from tests.dispatch.generality.nets import Linear, check, drawn
 from tvmify import OptionError
 from tvmify import tvmify as decorate
 from tvmify.dispatch.dispatcher import Dispatcher
-from tvmify.dispatch.subject import Subject
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.options import CompileOptions
 from tvmify.torch_compat.declared_sizes import DeclaredSize
 
@@ -213,7 +213,7 @@ def test_sizes_with_a_typical_value_have_one_program_for_all_classes() -> None:
     module = Linear().eval()
     typical = DeclaredSize(varies=None, typical=48)
     subject = Subject(
-        name="Linear",
+        Name("Linear", "forward"),
         eager=Linear.forward,
         capturable=lambda module: module,
         options=CompileOptions(cache=False, strict=True),

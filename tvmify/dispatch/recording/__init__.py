@@ -8,14 +8,12 @@ from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from tvmify.dispatch.generality.declared import Declared
 from tvmify.dispatch.recording import trees
 from tvmify.dispatch.recording.modes import modes_now
 from tvmify.dispatch.recording.trees import text_of, tree_of, value_of
+from tvmify.dispatch.subject import Name, Subject
 from tvmify.errors import WarmUpError, warn_once
-from tvmify.options import CompileOptions
 from tvmify.signature import Args, Kwargs
 from tvmify.system.forks import short_lock
 from tvmify.system.regular_files import open_regular
@@ -53,6 +51,8 @@ class Recorded:
     sizes
         The declared sizes of tensors, by index of the leaf: for each axis the fields of a
         `DeclaredSize`, or None.
+    with_cache
+        Whether a cache of transformers, taken apart, is the first of the arguments.
     """
 
     module: str
@@ -61,10 +61,11 @@ class Recorded:
     kwargs: Kwargs
     modes: dict[str, Any]
     sizes: dict[str, Any] = field(default_factory=dict)
+    with_cache: bool = False
 
     @classmethod
-    def of(cls, module: str, method: str, args: Args, kwargs: Kwargs, training: bool) -> Recorded:
-        """Describe a call.
+    def of(cls, named: Name, args: Args, kwargs: Kwargs, training: bool) -> Recorded:
+        """Describe a call of a subject that is no part.
 
         Raises
         ------
@@ -72,8 +73,11 @@ class Recorded:
             An argument cannot be written as JSON.
         """
         described = [tree_of(value) for value in args]
-        named = {name: tree_of(value) for name, value in kwargs.items()}
-        return cls(module, method, described, named, modes_now() | {"training": training})
+        keywords = {name: tree_of(value) for name, value in kwargs.items()}
+        modes = modes_now() | {"training": training}
+        return cls(
+            named.owner, named.method, described, keywords, modes, with_cache=named.with_cache
+        )
 
     def with_sizes(self, declared: Declared) -> Recorded:
         """Return the same signature with declared sizes."""
@@ -92,7 +96,8 @@ class Recorded:
 
     def to_json(self) -> str:
         """Return the line."""
-        fields = {name: value for name, value in vars(self).items() if name != "sizes" or value}
+        rare = ("sizes", "with_cache")
+        fields = {name: value for name, value in vars(self).items() if name not in rare or value}
         return json.dumps({"version": VERSION} | fields)
 
     @classmethod
@@ -108,7 +113,7 @@ class Recorded:
             entry = json.loads(line)
             version = entry.pop("version")
             recorded = cls(**entry)
-            fields = (str, str, list, dict, dict, dict)
+            fields = (str, str, list, dict, dict, dict, bool)
             if version != VERSION or any(map(_is_other, vars(recorded).values(), fields)):
                 raise ValueError(f"version {version}")
             used = recorded.modes.get("autocast", {}), recorded.modes.get("threads", 1)
@@ -142,48 +147,22 @@ class Recorded:
 
     def __str__(self) -> str:
         values = [*map(text_of, self.args), *(f"{n}={text_of(t)}" for n, t in self.kwargs.items())]
-        name = f"{self.module}.{self.method}" if self.method not in ("", "forward") else self.module
+        name = Name(self.module, self.method, self.with_cache)
         casts = "".join(f" autocast {dtype}" for dtype in self.modes.get("autocast", {}).values())
         return f"{name}({', '.join(values)}){casts}"
 
 
-class Names(NamedTuple):
-    """How a line names a method: by the class of its module; a function has no method."""
-
-    module: str
-    method: str
-
-    @classmethod
-    def of(cls, name: str, module: object) -> Names:
-        """Return the names of a method from the name of its dispatcher, and its module or None."""
-        if module is None:
-            return cls(name, "")
-        class_name, _, method = name.partition(".")
-        return cls(class_name, method or "forward")
-
-
-def record(
-    options: CompileOptions,
-    name: str,
-    module: torch.nn.Module | None,
-    args: Args,
-    kwargs: Kwargs,
-) -> None:
-    """Append the signature of a call to the file of the option ``record``, once.
-
-    Parameters
-    ----------
-    name, module
-        Those of the dispatcher.
-    """
-    path = options.record_file()
+def record(subject: Subject, args: Args, kwargs: Kwargs) -> None:
+    """Append the signature of a call to the file of the option ``record``, once."""
+    path = subject.options.record_file()
     if path is None or not is_on:
         return
     try:
+        module = subject.module()
         training = module is not None and trains(module)
-        line = Recorded.of(*Names.of(name, module), args, kwargs, training).to_json()
+        line = Recorded.of(subject.named, args, kwargs, training).to_json()
     except WarmUpError as error:
-        warn_once(_warned, f"a call of {name} is not recorded: {error}")
+        warn_once(_warned, f"a call of {subject.name} is not recorded: {error}")
         return
     with _LOCK:
         if (path, line) in _written:
