@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cache.programs import artifact_of, key_of
-from tvmify.artifact import Artifact, Seconds
+from tvmify.artifact import Artifact, Seconds, VerdictKey
 from tvmify.cache import DiskCache, Limits
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.progress import Stages
@@ -133,7 +133,7 @@ def _store_forever(directory: Path, seed: int, calls: int | None, reports: Any) 
             cache.store(key, artifact)
         reports.send(number)
         # Again, with a verdict, as it is known later.
-        artifact.verdicts[str(chance.randrange(100))] = Seconds(1.0, 2.0)
+        artifact.verdicts[VerdictKey(chance.randrange(100))] = Seconds(1.0, 2.0)
         cache.store(key, artifact)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tvmify.artifact import Artifact, Seconds
+from tvmify.artifact import Artifact, Seconds, VerdictKey
 from tvmify.artifact.geometry import Geometry
 from tvmify.artifact.results import Argument, Computed, Constant, StateTensor, View
 from tvmify.artifact.writes import Write
@@ -29,6 +29,6 @@ def artifact_of(number: int) -> Artifact:
         output_structure="[1]",
         state=("counter",),
         writes=(Write(StateTensor(0), Computed(1)),),
-        verdicts={"2": Seconds(1e-3, 2e-3)},
+        verdicts={VerdictKey(2): Seconds(1e-3, 2e-3)},
         report={"number": number, "kernels": {"relu": "elementwise"}},
     )

@@ -14,7 +14,7 @@ from tests.cache.entries import KEY, artifact
 from tests.cache.mutations import seal
 from tests.cache.programs import artifact_of, key_of
 from tvmify import CacheError, TvmifyWarning
-from tvmify.artifact import Seconds
+from tvmify.artifact import Seconds, VerdictKey
 from tvmify.cache import DiskCache, Key, Limits, stored
 from tvmify.cache.directory import opened, read
 from tvmify.cache.disk import LIBRARY, MANIFEST, QUARANTINE
@@ -143,7 +143,7 @@ def test_verdict_rewrites_only_the_manifest(tmp_path: Path) -> None:
     places = entry, entry / LIBRARY
     before = [place.stat().st_ino for place in places]
     judged = artifact_of(0)
-    judged.verdicts["8"] = Seconds(1.0, 2.0)
+    judged.verdicts[VerdictKey(8)] = Seconds(1.0, 2.0)
     cache.store(key_of(0), judged)
     assert [place.stat().st_ino for place in places] == before
     assert cache.load(key_of(0)) == judged

@@ -7,6 +7,9 @@ import pytest
 
 import tvmify
 from tests.cli.caches import add, run
+from tvmify.cache.key import Key
+from tvmify.cache.listing import verdict_of
+from tvmify.cache.manifest import Manifest
 from tvmify.cache.stored import MANIFEST
 from tvmify.errors import CacheError
 
@@ -21,6 +24,18 @@ def test_the_newest_entry_is_first_and_described(cache_directory: Path) -> None:
     assert (first.target, first.torch, first.damaged) == ("x86-64 +avx2", "2.14.0", "")
     assert second.verdict == "2 threads: 1 ms, eager 2 ms"
     assert first.path.is_dir() and first.bytes > 0 and first.used > second.used
+
+
+def test_verdicts_of_all_ways_to_run_are_listed() -> None:
+    times = [0.003, 0.004]
+    verdicts = {"2": times, "2 with CUDA graphs": times, "on a moon": times, "4": "?"}
+    listed = verdict_of(Manifest(Key({}), {"verdicts": verdicts}, "", 0))
+    assert listed.split("; ") == [
+        "2 threads: 3 ms, eager 4 ms",
+        "2 threads with CUDA graphs: 3 ms, eager 4 ms",
+        "on a moon: 3 ms, eager 4 ms",
+        "4 threads: ?",
+    ]
 
 
 def test_the_command_lists_the_same(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from tvmify.artifact import Artifact, Seconds
+from tvmify.artifact import Artifact, Seconds, VerdictKey
 from tvmify.artifact.results import Computed
 from tvmify.cache import DiskCache, Key
 from tvmify.cli import app
@@ -48,7 +48,7 @@ def add(directory: Path, age: float = 0.0, library: bytes = b"code", **entries: 
         outputs=(Computed(0),),
         output_structure="[1, null]",
         shapes=shapes,
-        verdicts={"2": Seconds(0.001, 0.002)},
+        verdicts={VerdictKey(2): Seconds(0.001, 0.002)},
         report=report,
     )
     cache = DiskCache(directory)

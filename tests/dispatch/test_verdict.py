@@ -85,7 +85,7 @@ def test_verdicts_are_per_way_to_run(verdicts):
     known = {}
     verdicts += [(2, 1), (1, 2)]
     plain = judge(known, str, str)
-    graph = judge(known, str, str, how="with CUDA graphs")
+    graph = judge(known, str, str, graphs=True)
     assert plain == Verdict(2, 1, torch.get_num_threads())
     assert graph == Verdict(1, 2, torch.get_num_threads())
     assert len(known) == 2

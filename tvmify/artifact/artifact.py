@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvmify.artifact import validation
 from tvmify.artifact.results import Argument, Result, StateTensor
 from tvmify.artifact.shapes import Shapes
+from tvmify.artifact.verdicts import Seconds, VerdictKey
 from tvmify.artifact.writes import Writable, Write
 
 #: Increment when the meaning of a field or the calling convention of the library changes.
@@ -17,13 +18,6 @@ FORMAT_VERSION = 8
 
 #: The function of the runtime by which a compiled program calls PyTorch's operators.
 CALL_OF_TORCH = "tvmify.aten"
-
-
-class Seconds(NamedTuple):
-    """The shortest time of a call on each side."""
-
-    compiled: float
-    eager: float
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,8 @@ class Artifact:
     shapes
         The shapes that it serves; None if it serves one signature.
     verdicts
-        Times of compiled code and eager PyTorch, by number of threads (as text), where the two were
-        compared (see `tvmify.dispatch.verdict`).
+        Times of compiled code and eager PyTorch, by how calls ran, where the two were compared (see
+        `tvmify.dispatch.verdict`).
     report
         What ``explain()`` says and nothing else reads: kernels and their schedule rules,
         operators, seconds per stage.
@@ -88,7 +82,7 @@ class Artifact:
     needs_contiguous: tuple[Writable, ...] = ()
     draws: tuple[str, ...] = ()
     shapes: Shapes | None = None
-    verdicts: dict[str, Seconds] = field(default_factory=dict)
+    verdicts: dict[VerdictKey, Seconds] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -146,6 +140,7 @@ class Artifact:
             "outputs": [result.to_json() for result in self.outputs],
             "writes": [write.to_json() for write in self.writes],
             "needs_contiguous": [tensor.to_json() for tensor in self.needs_contiguous],
+            "verdicts": {key.to_json(): seconds for key, seconds in self.verdicts.items()},
             **({} if self.shapes is None else {"shapes": self.shapes.to_json()}),
             **({"complex": self.complex} if self.complex else {}),
         }
@@ -168,8 +163,8 @@ class Artifact:
         fields["needs_contiguous"] = tuple(map(Result.from_json, fields["needs_contiguous"]))
         if "shapes" in fields:
             fields["shapes"] = Shapes.from_json(fields["shapes"])
-        verdicts = fields["verdicts"].items()
-        fields["verdicts"] = {threads: Seconds(*seconds) for threads, seconds in verdicts}
+        verdicts = ((VerdictKey.from_json(t), times) for t, times in fields["verdicts"].items())
+        fields["verdicts"] = {key: Seconds(*times) for key, times in verdicts if key is not None}
         artifact = cls(library=library, **fields)
         validation.check(artifact)
         return artifact

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmify.artifact.shapes import shape_lines
+from tvmify.artifact.verdicts import VerdictKey
 from tvmify.cache.differences import leaves_of
 from tvmify.cache.disk import DiskCache
 from tvmify.cache.manifest import Manifest
@@ -156,16 +157,17 @@ def _target(described: str) -> str:
 
 
 def verdict_of(manifest: Manifest) -> str:
-    """Say how compiled code compared with eager PyTorch, for each number of threads."""
+    """Say how compiled code compared with eager PyTorch, for each way to run it."""
     artifact: Mapping[str, Any] = manifest.artifact
     verdicts = artifact.get("verdicts")
     if not isinstance(verdicts, Mapping):
         return ""
     texts = []
-    for threads, pair in verdicts.items():
+    for text, pair in verdicts.items():
+        how = VerdictKey.from_json(text) or text
         try:
             compiled, eager = (f"{1e3 * seconds:.3g}" for seconds in pair)
-            texts.append(f"{threads} threads: {compiled} ms, eager {eager} ms")
+            texts.append(f"{how}: {compiled} ms, eager {eager} ms")
         except (TypeError, ValueError):  # written by another version
-            texts.append(f"{threads} threads: ?")
+            texts.append(f"{how}: ?")
     return "; ".join(texts)

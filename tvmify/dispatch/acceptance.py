@@ -114,9 +114,9 @@ def faster(
     # A second run would write again, and compiled code refuses calls with an obstacle.
     if artifact.writes or run.obstacle(leaves):
         return compiled
-    how = "with CUDA graphs" if isinstance(run, GraphedCall) else ""
-    gpu = compiled.gpu_of(leaves)
-    verdict = judge(artifact.verdicts, lambda: _result(compiled, leaves), eager, gpu, how)
+    gpu, graphs = compiled.gpu_of(leaves), isinstance(run, GraphedCall)
+    repeat = lambda: _result(compiled, leaves)  # noqa: E731
+    verdict = judge(artifact.verdicts, repeat, eager, gpu, graphs=graphs)
     facts = dataclasses.replace(compiled.facts, verdict=verdict)
     if verdict is None or verdict.is_for_compiled:
         return dataclasses.replace(compiled, facts=facts)

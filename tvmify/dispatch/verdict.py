@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tvmify.artifact import Seconds
+from tvmify.artifact import Seconds, VerdictKey
 from tvmify.errors import EagerRaises
 from tvmify.torch_compat.silence import silenced
 
@@ -40,11 +40,12 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    verdicts: dict[str, Seconds],
+    verdicts: dict[VerdictKey, Seconds],
     compiled: Callable[[], Any],
     eager: Callable[[], Any],
     gpu: int | None = None,
-    how: str = "",
+    *,
+    graphs: bool = False,
 ) -> Verdict | None:
     """Return the verdict for the current number of threads.
 
@@ -56,8 +57,8 @@ def judge(
         Compute the call.
     gpu
         The index of the GPU that they use, which each timed call waits for; None for the CPU.
-    how
-        Names a way to run compiled code that has its own verdicts.
+    graphs
+        Whether compiled code runs as CUDA graphs, which have verdicts of their own.
 
     Returns
     -------
@@ -70,18 +71,17 @@ def judge(
     EagerRaises
         Eager PyTorch raises.
     """
-    threads = torch.get_num_threads()
-    place = f"{threads} {how}".rstrip()
-    if place not in verdicts:
+    key = VerdictKey(torch.get_num_threads(), graphs)
+    if key not in verdicts:
         try:
             with torch.random.fork_rng(devices=[] if gpu is None else [gpu]):
                 # restores the state of the generators
-                verdicts[place] = compare(_whole(compiled, gpu), _whole(_told(eager), gpu))
+                verdicts[key] = compare(_whole(compiled, gpu), _whole(_told(eager), gpu))
         except EagerRaises:
             raise
         except Exception:  # of any kind: the forward of a user ran
             return None
-    return Verdict(*verdicts[place], threads)
+    return Verdict(*verdicts[key], key.threads)
 
 
 def _told(eager: Callable[[], Any]) -> Callable[[], Any]:

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.cache.entries import KEY, OTHER, artifact
 from tests.cache.programs import key_of
 from tvmify import TvmifyWarning
-from tvmify.artifact import Artifact, Seconds
+from tvmify.artifact import Artifact, Seconds, VerdictKey
 from tvmify.cache import Cache, DiskCache, Key, Limits, MemoryCache, RemoteCache, TwoLevels
 from tvmify.cache.disk import LIBRARY
 
@@ -65,7 +65,7 @@ class CacheContract:
 
     def test_a_later_verdict_replaces_the_one_before(self, tmp_path: Path) -> None:
         cache = self.make(tmp_path)
-        judged = replace(artifact(), verdicts={"8": Seconds(1.0, 2.0)})
+        judged = replace(artifact(), verdicts={VerdictKey(8): Seconds(1.0, 2.0)})
         cache.store(KEY, artifact())
         assert cache.load(KEY) == artifact()
         cache.store(KEY, judged)
