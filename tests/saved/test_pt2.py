@@ -195,6 +195,24 @@ def test_uncompiled_module_is_not_exported(net: Net):
         tvmify.export(net.train(), signature=[(4, 8)])
 
 
+def test_results_that_share_memory_can_be_cloned():
+    class Shared(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return self.out((x + 1).t())
+
+        def out(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return y, y[:, 0]
+
+    class Cloned(Shared):
+        def out(self, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return y.clone(), y[:, 0].clone()
+
+    with pytest.raises(SaveError, match=r"share no memory. Call \.clone\(\) on them"):
+        tvmify.export(Shared().eval(), signature=[(4, 8)])
+    results = tvmify.export(Cloned().eval(), signature=[(4, 8)]).module()(X)
+    torch.testing.assert_close(results, Shared()(X))
+
+
 @pytest.mark.parametrize(
     "forward", [lambda x: x + torch.rand_like(x), lambda x: x.as_strided((2, 3), (1, 2)) + 1]
 )

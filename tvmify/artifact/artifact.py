@@ -105,7 +105,7 @@ class Artifact:
         return bool(self.draws)
 
     def written_names(self) -> str:
-        """Return what a call writes to, for messages; empty if it only computes."""
+        """Return what a call writes to, for messages."""
         targets = (write.target for write in self.writes)
         return ", ".join(
             repr(self.state[target.index]) if isinstance(target, StateTensor) else str(target)
@@ -122,14 +122,14 @@ class Artifact:
         targets = (write.target for write in self.writes)
         return {target.leaf for target in targets if isinstance(target, Argument)}
 
-    def effects(self) -> str:
-        """Return which effect of a call a saved file does not support; empty if there is none."""
+    def unsaved_effect(self) -> str | None:
+        """Return which effect of a call a saved file does not support, if there is one."""
         if self.writes:
             return f"forward writes to {self.written_names()}"
         if self.state:
             names = ", ".join(map(repr, self.state))
             return f"forward returns {names}, or a view of it, or depends on its strides"
-        return ""
+        return None
 
     def description(self) -> dict[str, Any]:
         """Return every field but the library as values that JSON can hold."""

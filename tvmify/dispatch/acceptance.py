@@ -81,8 +81,8 @@ def check_random(compiled: Compiled, leaves: tuple[Any, ...], eager: Callable[[]
     artifact, captured = compiled.executor.artifact, compiled.facts.captured
     if captured is None or not captured.may_draw:
         return
-    if written := artifact.written_names():  # a second run would write again
-        refuse_unseen_draws(artifact.draws, written)
+    if artifact.writes:  # a second run would write again
+        refuse_unseen_draws(artifact.draws, artifact.written_names())
     elif not compiled.run.obstacle(leaves):
         gpu = compiled.gpu_of(leaves)
         check_draws(lambda: _result(compiled, leaves), eager, gpu, compiled.differentiable)

@@ -304,7 +304,8 @@ class Attempt:
                 f"code for this target cannot run here: {executor.refusal}",
                 "Omit target=, or save() the module for a machine of that kind.",
             )
-        if writes := executor.artifact.written_names():
+        if executor.artifact.writes:
+            writes = executor.artifact.written_names()
             self._note(writes=writes)
             if self._differentiable:
                 raise GradientsNeeded(

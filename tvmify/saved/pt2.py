@@ -33,6 +33,7 @@ from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.errors import SaveError
 from tvmify.options import check_path
 from tvmify.runtime import compiled_module, embedded
+from tvmify.saved.effects import refuse_effects
 from tvmify.saved.exported import exported_call
 from tvmify.signature import Args, Kwargs, TensorSpec
 from tvmify.system.replacing import replacing
@@ -118,7 +119,8 @@ def export(
             torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs)
         )
         artifact = dispatcher.compiled(args, kwargs, target)
-        _check_effects(dispatcher.subject.name, artifact)
+        refuse_effects(dispatcher.subject.name, artifact, "exported")
+        _check_results(dispatcher.subject.name, artifact)
         program = capture(dispatcher.subject.captured(), args, kwargs)
         module = _exportable(subject, artifact, program, args, kwargs, strict)
         exported = _record(module, args, kwargs)
@@ -128,14 +130,11 @@ def export(
     return exported
 
 
-def _check_effects(name: str, artifact: Artifact) -> None:
-    effects = artifact.effects()
+def _check_results(name: str, artifact: Artifact) -> None:
     if hidden(artifact.outputs):
-        effects = effects or "forward returns views of a tensor that is not contiguous"
-    if effects:
         raise SaveError(
-            f"{name} cannot be exported: {effects}, which compiled code does in this process only. "
-            "Pass that tensor as an argument, and return its new value"
+            f"{name} cannot be exported: forward returns views of one tensor that is not "
+            "contiguous, and results of an exported program share no memory. Call .clone() on them"
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from tvmify.artifact import Artifact
 from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
@@ -19,6 +18,7 @@ from tvmify.dispatch.examples import Example
 from tvmify.errors import Divisible, NotCompiled, SaveError, TvmifyWarning
 from tvmify.options import check_path
 from tvmify.runtime import write_archive
+from tvmify.saved.effects import refuse_effects
 from tvmify.saved.exported import exported_call, has_symbols
 from tvmify.saved.form import Call, CompiledCall, saved_form
 from tvmify.target import Target, TargetOption
@@ -148,7 +148,7 @@ def compile_calls(
                 refused.append(reason)
                 continue
             for artifact in artifacts:
-                _check_effects(name, artifact)
+                refuse_effects(name, artifact, "saved")
                 compiled.append(CompiledCall((args, kwargs), artifact))
     if not compiled:
         if refused[0].divisible is Divisible.BY_REGIONS:
@@ -163,11 +163,3 @@ def compile_calls(
         warnings.warn(message, TvmifyWarning, stacklevel=3)
     # A GPU also runs code for older ones, but its driver has to compile it again.
     return sorted(compiled, key=lambda one: -Target.parse(one.artifact.target).generation)
-
-
-def _check_effects(name: str, artifact: Artifact) -> None:
-    if effects := artifact.effects():
-        raise SaveError(
-            f"{name} cannot be saved: {effects}, which compiled code does in this process only. "
-            "Pass that tensor as an argument, and return its new value"
-        )
