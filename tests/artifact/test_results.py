@@ -24,6 +24,7 @@ from tvmify.artifact.results import (
     computed_count,
     hidden,
     materialize,
+    tensors_among,
 )
 from tvmify.artifact.writes import Write
 
@@ -189,3 +190,11 @@ def test_a_view_is_of_the_sizes_that_symbols_have() -> None:
     assert view.data_ptr() == base[5:].data_ptr()
     with pytest.raises(KeyError):
         geometry.of(base)
+
+
+def test_tensors_are_told_from_numbers_and_texts() -> None:
+    view = View(Computed(0), Geometry((2,), (1,), 0))
+    tensors = [Computed(0), Argument(1), StateTensor(0), view, Repeated(1)]
+    others = [Argument(0), Constant("s0"), Constant(None), ComputedSize("s0"), Repeated(5)]
+    found = tensors_among([*tensors, *others], arguments=[False, True])
+    assert found == [True] * 5 + [False] * 5

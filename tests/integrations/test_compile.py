@@ -262,6 +262,15 @@ def test_num_outputs_is_checked() -> None:
         tvmify.compile(two, option | {"num_outputs": 1})
 
 
+def test_only_tensors_are_outputs() -> None:
+    class Sized(nn.Module):
+        def forward(self, x: torch.Tensor, times: int = 2) -> Any:
+            return x * times, times, x.shape[0], "twice", None, x
+
+    with pytest.raises(OptionError, match="'num_outputs' is 6: expected 2, as many tensors"):
+        tvmify.compile(Sized().eval(), {"input_infos": [("x", (4,))], "num_outputs": 6})
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -87,6 +87,16 @@ class Result:
         """Return the leaf."""
         raise NotImplementedError
 
+    def is_tensor(self, arguments: Sequence[bool], earlier: Sequence[bool]) -> bool:
+        """Whether the leaf is a tensor.
+
+        Parameters
+        ----------
+        arguments, earlier
+            Whether the leaves of the arguments, and those of the result so far, are tensors.
+        """
+        return True
+
     def within(self, whole: Any) -> Any:
         """Return the leaf, given that tensor or the base of the view."""
         return whole
@@ -166,6 +176,10 @@ class Argument(Result):
         """Return the caller's own object."""
         return sources.arguments[self.leaf]
 
+    def is_tensor(self, arguments: Sequence[bool], earlier: Sequence[bool]) -> bool:
+        """Whether the caller's object is a tensor."""
+        return arguments[self.leaf]
+
 
 @dataclass(frozen=True)
 class StateTensor(Result):
@@ -200,6 +214,10 @@ class Repeated(Result):
         """Return the earlier leaf."""
         return sources.earlier[self.result]
 
+    def is_tensor(self, arguments: Sequence[bool], earlier: Sequence[bool]) -> bool:
+        """Whether the earlier leaf is a tensor."""
+        return earlier[self.result]
+
     def check(self, position: int, states: int) -> None:
         """Refuse a leaf that comes later."""
         expect(self.result < position, f"leaf {position} repeats leaf {self.result}")
@@ -219,6 +237,10 @@ class Constant(Result):
         """Return the value."""
         return self.value
 
+    def is_tensor(self, arguments: Sequence[bool], earlier: Sequence[bool]) -> bool:
+        """No."""
+        return False
+
 
 @dataclass(frozen=True)
 class ComputedSize(Result):
@@ -237,6 +259,10 @@ class ComputedSize(Result):
     def take(self, sources: Sources) -> Any:
         """Return the number."""
         return sources.size(self)
+
+    def is_tensor(self, arguments: Sequence[bool], earlier: Sequence[bool]) -> bool:
+        """No."""
+        return False
 
     def to_json(self) -> list[Any]:
         """Return values that JSON can hold."""
@@ -333,6 +359,14 @@ def materialize(
     for result in results:
         leaves.append(result.take(sources))
     return leaves
+
+
+def tensors_among(results: Iterable[Result], arguments: Sequence[bool]) -> list[bool]:
+    """Return which leaves of a result are tensors, given which leaves of the arguments are."""
+    found: list[bool] = []
+    for result in results:
+        found.append(result.is_tensor(arguments, found))
+    return found
 
 
 def computed_count(results: Iterable[Result]) -> int:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from tvmify.artifact.results import Constant
+from tvmify.artifact.results import tensors_among
 from tvmify.decorate.decorated import is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.examples import Example
@@ -214,7 +215,8 @@ def _known_calls(model: Any) -> list[Call]:
 
 
 def _check_outputs(program: CompiledCall, expected: int | None) -> None:
-    found = sum(not isinstance(leaf, Constant) for leaf in program.artifact.outputs)
+    given = [isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(program.call)]
+    found = sum(tensors_among(program.artifact.outputs, given))
     if expected not in (None, found):
         raise wrong_value("num_outputs", expected, f"{found}, as many tensors as it returns")
 
