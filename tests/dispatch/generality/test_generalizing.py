@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tvmify.artifact import Artifact
 from tvmify.capture import STATIC, Varying
 from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.generality.generalizing import Generalizing, Kept
-from tvmify.dispatch.outcome import Choice, Eager, Facts, Outcome, Run
+from tvmify.dispatch.outcome import Choice, Compiled, Eager, Facts, Outcome, Run
 from tvmify.dispatch.request import Request
 from tvmify.errors import CaptureError, NotCompiled, NumberNeeded, TracedElsewhere
 from tvmify.options import CompileOptions
@@ -123,6 +123,24 @@ def test_exact_call_is_the_fallback_of_the_general_one(exact: Eager) -> None:
     assert not labels.accepted
     # That the exact call fails, too, says nothing about the label.
     assert len(labels.refused) == (exact is COMPILES)
+
+
+def test_why_sizes_are_fixed_is_added_to_a_new_outcome() -> None:
+    class Sizes(Labels):
+        def general(self, request: Request) -> AnyLabel | None:
+            general = super().general(request)
+            return general and replace(general, varying=Varying({0: ("n", None)}))
+
+    reason, nothing = CaptureError("fixed", "Nothing."), cast("Any", None)
+    made = Compiled(Facts("a call"), nothing, nothing, nothing, ((X,), {}), served=3)
+
+    def make(request: Request) -> Outcome:
+        return made if request.general is None else Eager(Facts(), reason)
+
+    outcome = Generalizing([Sizes()]).make(request(label="a"), make).outcome
+    assert isinstance(outcome, Compiled)
+    assert (outcome.facts, outcome.served) == (Facts("a call", one_shape=reason), 3)
+    assert made.facts == Facts("a call")
 
 
 def test_transient_failure_decides_nothing() -> None:

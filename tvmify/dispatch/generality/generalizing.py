@@ -144,7 +144,8 @@ class Generalizing:
             self._refuse(request, refused)
             for _, general, reason in refused:
                 if general.varying.axes and isinstance(outcome, Compiled):
-                    outcome.facts = dataclasses.replace(outcome.facts, one_shape=reason)
+                    facts = dataclasses.replace(outcome.facts, one_shape=reason)
+                    outcome = dataclasses.replace(outcome, facts=facts)
         return Kept(request.exact, outcome)
 
     @staticmethod
