@@ -13,8 +13,10 @@ from tvmify.compiler.kernels.common.rule import apply_in_turn
 
 
 @T.prim_func(s_tir=True)
-def sums_of_sums(x: T.Buffer((64, 64), "float32"), y: T.Buffer((64,), "float32")):
+def sums_of_sums(a: T.handle, b: T.handle):
     """Adds up rows, and then, for each row, all of these sums."""
+    x = T.match_buffer(a, (64, 64), "float32")
+    y = T.match_buffer(b, (64,), "float32")
     total = T.sblock_alloc_buffer((64,), "float32")
     for i, j in T.grid(64, 64):
         with T.sblock("rows"):
