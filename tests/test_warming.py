@@ -269,7 +269,7 @@ def test_tuning_uses_the_thread_count_of_the_recording(models: Path) -> None:
     assert outcome["source"] == "built"
     assert torch.get_num_threads() == before
     subjects = Subjects("my_models:tuned")
-    net = subjects.dispatchers("Net", "forward")[0]
+    net = subjects.dispatchers(line_of("Net"))[0]
     try:
         torch.set_num_threads(threads)
         with torch.no_grad():
