@@ -282,7 +282,7 @@ def test_where_it_raises_the_next_rule_is_tried(
     assert _hashes(scheduled, outcomes) == expected
 
 
-@pytest.mark.parametrize("rule", [name for name in GPU_RULES if name != "fallback"])  # takes all
+@pytest.mark.parametrize("rule", GPU_RULES)
 def test_a_rule_for_gpus_declines_without_an_error(rule: str):
     target = GPUS["sm_90a"]
     others = {name: unscheduled(name, target) for name in GPU_EXAMPLES if name != rule}

@@ -135,7 +135,9 @@ def test_functions_of_several_results_are_measured():
     )
     assert len(function.params) == 3
     assert lower_sample(sample, NATIVE, Choices())().library
-    assert [int(size) for size in sample.types[-1].shape] == [64, 500]
+    shape = sample.types[-1].shape
+    assert shape is not None
+    assert [int(size) for size in shape] == [64, 500]
 
 
 def test_workloads_are_named_only_when_measuring(monkeypatch):
