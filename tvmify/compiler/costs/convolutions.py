@@ -9,6 +9,7 @@ from tvmify.compiler.costs.source import (
     SEARCH,
     VMS,
     XEON,
+    ZEN3,
     estimate,
     fitted,
     measured,
@@ -40,7 +41,7 @@ class Winograd:
     #: The same if they stay in L2 and L3: a third.
     nearby_read_byte: float = number(0.05 / 3, "ns/byte", measured(XEON, "3a9a168", SEARCH))
     #: Transformed inputs of at most this size stay in L2 and L3.
-    nearby: int = number(1 << 20, "bytes", measured(XEON, "3a9a168", SEARCH))
+    nearby: int = number(5 << 18, "bytes", measured(ZEN3, "4488ff08", SEARCH))
     #: The same relative to L2.
     nearby_l2: float = number(2.5, "L2 sizes", measured(XEON, "3a9a168", SEARCH))
     #: Sums of planes, whose reductions are short, if those of a group are kept.
