@@ -76,8 +76,9 @@ def test_what_was_found_is_on_the_page_of_constants() -> None:
 #: Numbers of the modules of kernels that are no costs, by what they are.
 NO_COSTS = {
     "limits that keep results accurate": """
-        attention/rows.py:_LONGEST conv/winograd/plan.py:_BLOCK matmul/plan.py:_LONGEST_SUM
-        matmul/plan.py:_SHORTEST_STRICT_SUM reduction/template.py:LONGEST""",
+        attention/rows.py:_LONGEST common/sums.py:LONGEST_SUM
+        common/sums.py:_SHORTEST_STRICT_SUM conv/winograd/plan.py:_BLOCK
+        reduction/template.py:LONGEST""",
     "limits that keep compile times and stacks small": """
         common/inlining.py:_LONGEST common/inlining.py:_PER_CONDITION
         common/transposes.py:_LEAST_ROWS common/transposes.py:_MOST_ROWS conv/pooling.py:_MAXIMA
@@ -86,7 +87,7 @@ NO_COSTS = {
     "what a kernel or an instruction consists of": """
         common/prefetch.py:_FEWEST common/prefetch.py:_LINE cuda/products.py:_SHORTEST
         elementwise/rule.py:_WORD matmul/compact.py:VECTORS matmul/compact.py:_WORDS
-        matmul/dots.py:_TOGETHER matmul/pairs.py:_WIDTHS reduction/rule.py:_STEP""",
+        matmul/dots.py:_SUMS_TRANSPOSED matmul/pairs.py:_WIDTHS reduction/rule.py:_STEP""",
     "mathematics, and the encoding of numbers": """
         attention/powers.py:_COEFFICIENTS attention/powers.py:_LEAST matmul/compact.py:_EXPONENT
         matmul/compact.py:_FRACTION matmul/compact.py:_LARGEST matmul/compact.py:_LEAST
@@ -95,9 +96,7 @@ NO_COSTS = {
     "names that TVM and LLVM have": """
         common/prefetch.py:_DATA common/prefetch.py:_L1 common/prefetch.py:_L2
         common/prefetch.py:_TO_READ conv/windows.py:NCHW conv/windows.py:PLANAR
-        cuda/intrinsics.py:_LEVEL elementwise/limit_copies.py:_INLINED
-        elementwise/mark_injective.py:_INJECTIVE elementwise/mark_injective.py:_OPAQUE
-        matmul/mark_elementwise.py:_PATTERN matmul/pairs.py:_PURE""",
+        cuda/intrinsics.py:_LEVEL matmul/pairs.py:_PURE""",
 }
 
 

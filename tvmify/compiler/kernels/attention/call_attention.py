@@ -59,7 +59,7 @@ def _transpose(builder: relax.BlockBuilder, mask: Expr, wanted: Mask) -> Expr:
     # The name that TE gives it, "main", is that of the program.
     copied = te.create_prim_func([given, transposed]).without_attr("global_symbol")
     result = relax.TensorType(wanted.shape, wanted.dtype)
-    return legalizing.call_kernel(builder, copied, [mask], own.meaning(), result, "transpose_mask")
+    return legalizing.call_kernel(builder, copied, [mask], own.meaning(), result, "lay_out_mask")
 
 
 def _sample(
