@@ -133,6 +133,39 @@ def test_bounds_keep_nan():
     )
 
 
+def test_fmax_and_fmin_return_the_number_beside_a_nan():
+    functions = {
+        "fmax": torch.fmax,
+        "fmin": torch.fmin,
+        "itself": lambda x, y: torch.fmax(x, x),
+        "sum": lambda x, y: torch.fmax(x, x + y),
+        "difference": lambda x, y: torch.fmin(x - y, x),
+        "zero": lambda x, y: torch.fmax(x, torch.tensor(0.0)),
+        "nan": lambda x, y: torch.fmin(torch.tensor(float("nan")), y),
+    }
+    values = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.5, -0.7])
+    x, y = (each.contiguous() for each in torch.cartesian_prod(values, values).unbind(1))
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        check_each(functions, x.to(dtype), y.to(dtype))
+
+
+def test_fmax_and_fmin_of_integers_promote_and_broadcast_as_in_eager():
+    whole = torch.tensor([torch.iinfo(torch.int64).min, -1, 0, 2**62 + 1, 2**62])
+    numbers = with_specials(3, 37)
+    check_each(
+        {
+            "int64": lambda i, x: torch.fmax(i, i.flip(0).unsqueeze(1)),
+            "mixed": lambda i, x: torch.fmin(i.to(torch.int8), i.to(torch.uint8)),
+            "bool": lambda i, x: torch.fmax(i > 0, x[:, :1] > 0),
+            "with_bool": lambda i, x: torch.fmin(x > 0, x),
+            "float": lambda i, x: torch.fmax(x[:, :5], i),
+            "number": lambda i, x: torch.fmax(torch.tensor(0.7), i.half()),
+        },
+        whole,
+        numbers,
+    )
+
+
 def test_a_zero_factor_keeps_nan():
     check_each(
         {

@@ -120,6 +120,20 @@ def arc_tangent(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(elementwise(tirx.atan2), x, y)
 
 
+@converts("fmax.default", "fmin.default")
+def extremum_of_numbers(importer: Importer, node: fx.Node) -> relax.Expr:
+    """The larger or the smaller of two; the other one, if one is NaN."""
+    x, y = promoted(importer, node.args, PROMOTION.DEFAULT)
+    is_largest = base_name(node) == "fmax"
+    if not _is_float(x):
+        return (relax.op.maximum if is_largest else relax.op.minimum)(x, y)
+
+    def compute(x: scalar.Scalar, y: scalar.Scalar) -> scalar.Scalar:
+        return tirx.Select(tirx.any(x < y if is_largest else x > y, tirx.isnan(x)), y, x)
+
+    return importer.emit_te(elementwise(compute), x, y)
+
+
 def _logical(function: Callable[..., relax.Expr]) -> Callable[..., relax.Expr]:
     def convert(importer: Importer, node: fx.Node) -> relax.Expr:
         return function(*(importer.tensor(argument, torch.bool) for argument in node.args))
