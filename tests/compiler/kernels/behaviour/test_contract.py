@@ -197,7 +197,9 @@ FALLING_BACK = [(rule, NATIVE) for rule in RULES] + [(rule, GPUS["sm_90a"]) for 
 
 def example_of(rule: str, target: tvm.target.Target) -> Example:
     """Return the example of a rule for the kind of a target."""
-    return (GPU_EXAMPLES if target.kind.name == "cuda" else EXAMPLES)[rule]
+    examples = GPU_EXAMPLES if target.kind.name == "cuda" else EXAMPLES
+    assert rule in examples, f"add the rule {rule!r} to the examples"
+    return examples[rule]
 
 
 def _name(value: Any) -> str:
