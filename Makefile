@@ -77,7 +77,7 @@ THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behavio
     torch_compat/test_tracing.py::test_threads_compile_different_modules \
     behaviour/test_state.py::test_threads_of_one_stateful_module)
 # One in how many cases runs, of tests that compile a program for each.
-SAMPLE ?= 4
+SAMPLE ?= 5
 SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000

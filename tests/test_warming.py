@@ -129,6 +129,7 @@ def serve(text: str, **environment: str) -> Any:
     return json.loads(result.stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 def test_warmed_service_builds_nothing(models: Path) -> None:
     calls = """
     import tvmify

@@ -341,6 +341,7 @@ def _sums() -> dict[str, Case]:
     return cases
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("accuracy", POLICY)
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_long_sums_obey_the_policy(accuracy: str):

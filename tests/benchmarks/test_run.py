@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.thorough
 def test_contenders_are_measured_and_a_missing_one_is_a_blank(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     missing.mkdir()

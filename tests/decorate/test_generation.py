@@ -139,6 +139,7 @@ def decoder() -> Any:
     return network
 
 
+@pytest.mark.thorough
 def test_inner_model_that_generates_is_compiled(decoder: Any) -> None:
     fast = decorate(Wrapper(decoder).eval(), cache=False, compare=False, strict=True)
     for length in (7, 9, 20):
@@ -162,6 +163,7 @@ def test_inner_model_that_generates_is_compiled(decoder: Any) -> None:
     assert not [name for name in vars(decoder) if "tvmify" in name]
 
 
+@pytest.mark.thorough
 def test_inner_encoder_of_what_generates_is_compiled(network: Any) -> None:
     fast = decorate(Wrapper(network).eval(), cache=False, compare=False, strict=True)
     given = text(7)

@@ -154,6 +154,7 @@ def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
     assert tvmify.cache_info(fast).eager == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_numbers_are_drawn_in_the_order_of_memory(is_transposed: bool) -> None:
     """Of a tensor that lies transposed: an argument, a result of attention, one that is saved."""

@@ -160,6 +160,7 @@ def test_child_forked_within_a_stage_does_not_compile() -> None:
     """)
 
 
+@pytest.mark.thorough
 def test_forks_from_several_threads_while_others_call_and_compile() -> None:
     run_script("""
     net = make()
