@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ def faster(
     if artifact.writes or run.obstacle(leaves):
         return compiled
     gpu, graphs = compiled.gpu_of(leaves), isinstance(run, GraphedCall)
-    repeat = lambda: _result(compiled, leaves)  # noqa: E731
+    repeat = partial(_result, compiled, leaves)
     verdict = judge(artifact.verdicts, repeat, eager, gpu, graphs=graphs)
     facts = dataclasses.replace(compiled.facts, verdict=verdict)
     if verdict is None or verdict.is_for_compiled:
