@@ -9,8 +9,12 @@ compilers use several processes.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import passes
@@ -72,6 +76,29 @@ def _openvino(module: nn.Module) -> Contender:
     return lambda given: list(request.infer([x.numpy() for x in given]).values()), _unknown
 
 
+def _onnx_runtime(module: nn.Module) -> Contender:
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+    import torch
+    from torch.export import Dim
+
+    example = tuple(torch.ones(2, 16, dtype=torch.long) for _ in range(2))
+    varying = (tuple({0: Dim("batch"), 1: Dim("length")} for _ in example),)  # one entry: ``*inputs``
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(module, example, path, dynamic_shapes=varying, dynamo=True)
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+
+    def run(request: tuple[Tensor, ...]) -> Any:
+        return session.run(None, {n: x.numpy() for n, x in zip(names, request, strict=True)})
+
+    return run, _unknown
+
+
 def _tvmify(module: nn.Module) -> Contender:
     from tvmify import tvmify
 
@@ -87,6 +114,7 @@ CONTENDERS: dict[str, Callable[[nn.Module], Contender]] = {
     "eager": _eager,
     "inductor": _inductor,
     "openvino": _openvino,
+    "onnxruntime": _onnx_runtime,
     "tvmify": _tvmify,
 }
 
