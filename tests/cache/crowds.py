@@ -20,12 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cache.programs import artifact_of, key_of
+from tests.cache.programs import Cheap, artifact_of, key_of
 from tvmify.artifact import Artifact, Seconds, VerdictKey
 from tvmify.cache import DiskCache, Limits
-from tvmify.dispatch import load_or_build
 from tvmify.dispatch.progress import Stages
-from tvmify.runtime import Executor
 
 #: Seconds after which a process that should be done is taken to hang.
 _PATIENCE = 300
@@ -151,21 +149,15 @@ def _killer(calls: int) -> Callable[..., None]:
 def _obtain(cache: DiskCache, number: int, log: Path) -> None:
     """Take the way of a call, and check what it leads to."""
 
-    def build(_: Stages) -> Artifact:
+    def build() -> Artifact:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, f"{number}\n".encode())
         os.close(file)
         return artifact_of(number)
 
-    def find(disk: DiskCache) -> Executor | None:
-        artifact = disk.load(key_of(number))
-        return None if artifact is None else Executor(artifact)
-
-    executor = find(cache)
-    if executor is None:
-        stages = Stages("", visible=False)
-        executor = load_or_build.build_once(key_of(number), cache, find, build, stages).executor
-    assert _is_right(executor.artifact, number), f"a wrong artifact for key {number}"
+    work = Cheap(number, cache, build)
+    found = work.load() or work.make(Stages("", visible=False))
+    assert _is_right(found.executor.artifact, number), f"a wrong artifact for key {number}"
 
 
 def _is_right(artifact: Artifact, number: int) -> bool:
