@@ -119,9 +119,9 @@ def _compiled_code_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_rule_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a schedule rule that fails be an error, also in processes that a test starts."""
-    monkeypatch.setenv("TVMIFY_STRICT_RULES", "1")
+def _compiler_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a failing converter or schedule rule an error, also in processes that a test starts."""
+    monkeypatch.setenv("TVMIFY_STRICT_COMPILER", "1")
 
 
 @pytest.fixture(autouse=True)

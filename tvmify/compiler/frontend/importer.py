@@ -39,7 +39,8 @@ from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
-from tvmify.errors import UnsupportedOperator
+from tvmify.errors import NotCompiled, UnsupportedOperator
+from tvmify.system import variables
 from tvmify.torch_compat.dtypes import dtype_name
 
 _LOG = logging.getLogger(__name__)
@@ -284,7 +285,13 @@ class Importer(ExportedProgramImporter):
             reason: Exception = UnsupportedOperator(
                 [str(node.target)], "some results are not computed"
             )
-        except Exception as error:
+        except NotCompiled as refusal:
+            reason = refusal
+        except Exception as error:  # of any kind: TVM's errors share no narrower class
+            if convert is not None:
+                if variables.strict_compiler():
+                    raise
+                _LOG.warning("converter of %s: %s", operators.name(node), first_line(error))
             reason = error
         if can_bridge(node, DTYPES):
             _LOG.debug("%s is left to PyTorch: %s", operators.name(node), first_line(reason))

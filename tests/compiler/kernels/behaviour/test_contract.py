@@ -32,7 +32,7 @@ from tvmify.compiler.frontend.decompositions import Decomposed, decompose
 from tvmify.compiler.frontend.importer import import_program
 from tvmify.compiler.kernels import RULES
 from tvmify.compiler.kernels.common.choice import Choices, choosing
-from tvmify.compiler.kernels.common.rule import STRICT, Outcome, Rule, RuleFailure, apply_in_turn
+from tvmify.compiler.kernels.common.rule import Outcome, Rule, RuleFailure, apply_in_turn
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "neon": NEON}
@@ -276,7 +276,7 @@ def test_where_it_raises_the_next_rule_is_tried(
     raising: dict[str, Rule] = {**rules, rule: Raising(rules[rule])}
     with pytest.raises(RuleFailure, match=f"{rule} failed: ValueError: no such loop"):
         apply_in_turn(raising, functions, target)
-    monkeypatch.delenv(STRICT)
+    monkeypatch.delenv("TVMIFY_STRICT_COMPILER")
     scheduled, outcomes = apply_in_turn(raising, functions, target)
     assert rule in {failure.rule for each in outcomes.values() for failure in each.failures}
     without = {name: each for name, each in rules.items() if name != rule}

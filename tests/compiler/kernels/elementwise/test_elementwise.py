@@ -26,7 +26,6 @@ from tests.compiler.kernels.kernels import (
 from tests.compiler.programs import check as check_program
 from tests.compiler.programs import scheduled
 from tvmify.compiler.kernels.common.rewriting import collect
-from tvmify.compiler.kernels.common.rule import STRICT
 from tvmify.compiler.pipeline import schedule
 
 op = relax.op
@@ -209,7 +208,7 @@ def _one_after_the_other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float3
 
 
 def test_unscheduled_function_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(STRICT)
+    monkeypatch.delenv("TVMIFY_STRICT_COMPILER")
     claims = _one_after_the_other.with_attr("tirx.is_scheduled", True)
     before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims})
     after, outcomes = schedule(tvm.IRModule(before.functions), NATIVE)
