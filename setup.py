@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -50,6 +51,28 @@ DEPENDENCIES = [
     "typer>=0.12",
     "typing_extensions>=4.10",
 ]
+
+
+def address() -> str:
+    """Return the URL of the sources: the workflow that makes releases knows it, others do not."""
+    names = "GITHUB_SERVER_URL", "GITHUB_REPOSITORY"
+    parts = [os.environ[name] for name in names if os.environ.get(name)]
+    return "/".join(parts) if len(parts) == len(names) else ""
+
+
+def long_description() -> str:
+    """Return README.md for a package index, where links to files would be broken.
+
+    They lead to the sources, or are plain text if the address is not known.
+    """
+
+    def absolute(link: re.Match[str]) -> str:
+        text, path = link.groups()
+        revision = os.environ.get("GITHUB_SHA", "HEAD")
+        return f"[{text}]({address()}/blob/{revision}/{path})" if address() else text
+
+    readme = Path("README.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)]+)\)", absolute, readme)
 
 
 # What compiled programs are linked to, and what the library is: it refuses others, since it depends
@@ -220,6 +243,9 @@ class BuildNative(cpp_extension.BuildExtension):
 
 
 setup(
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    project_urls={"Repository": address()} if address() else {},
     install_requires=DEPENDENCIES,
     ext_modules=[native_library(), python_module()],
     cmdclass={"build_ext": BuildNative},
