@@ -1,13 +1,11 @@
 #include "block_pool.h"
 
-#include <c10/util/Exception.h>
+#include <tvm/ffi/error.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <mutex>
 
 #include "fork_safe_mutex.h"
-#include "tensor_bridge.h"
 
 namespace tvmify {
 namespace {
@@ -16,9 +14,13 @@ namespace memory = tvm::runtime::memory;
 
 // Requests are rounded up to it, so that small ones share blocks.
 constexpr size_t kPage = 4096;
-// The most idle blocks of about one size; the results that a caller has dropped at once may be
-// more. A step of a language model drops a cache: two blocks for each layer.
-constexpr ptrdiff_t kMostIdle = 64;
+// How many idle blocks of about one size are kept: a caller may drop many results at once. A step
+// of a language model drops a cache, which has two blocks for each layer.
+constexpr size_t kMostIdle = 64, kMostIdleBytes = size_t{128} << 20, kLeastIdle = 4;
+
+bool has_room(size_t idle, size_t size) {
+  return idle < kLeastIdle || (idle < kMostIdle && idle * size < kMostIdleBytes);
+}
 
 constexpr size_t round_up(size_t size) { return (size + kPage - 1) / kPage * kPage; }
 
@@ -29,24 +31,19 @@ constexpr size_t largest_for(size_t size) { return size + size / 4; }
 
 BlockPool::BlockPool() : Allocator(static_cast<memory::AllocatorType>(kPoolAllocator)) {}
 
-memory::Buffer BlockPool::Alloc(DLDevice device, size_t size, size_t, DLDataType) {
+memory::Buffer BlockPool::Alloc(DLDevice device, size_t size, size_t alignment, DLDataType hint) {
   size = round_up(std::max<size_t>(size, 1));
-  Block block = take(size);
-  if (block.size < size) {
-    std::free(block.data);  // outgrown, or null
-    block = {size, std::aligned_alloc(kAlignment, size)};
-  }
-  if (block.data == nullptr) {
-    release_idle();
-    block.data = std::aligned_alloc(kAlignment, size);
-  }
+  const Block block = take(size);
+  if (block.size >= size) return {block.data, block.size, device, type()};
+  release(block);
+  memory::Buffer made;
   try {
-    TORCH_CHECK_WITH(OutOfMemoryError, block.data != nullptr, "there is no memory for ", size,
-                     " bytes of a call of compiled code");
-  } catch (const c10::Error& error) {
-    throw_through_tvm(error);  // PyTorch's exceptions cannot cross TVM
+    made = system_.Alloc(device, size, alignment, hint);
+  } catch (const tvm::ffi::Error&) {  // there is no memory
+    release_idle();
+    made = system_.Alloc(device, size, alignment, hint);
   }
-  return {block.data, block.size, device, type()};
+  return {made.data, size, device, type()};
 }
 
 BlockPool::Block BlockPool::take(size_t size) {
@@ -75,12 +72,12 @@ void BlockPool::Free(const memory::Buffer& buffer) {
     const auto end = std::upper_bound(place, idle_.end(), largest_for(buffer.size), is_larger);
     const auto begin =
         std::lower_bound(idle_.begin(), place, buffer.size - buffer.size / 5, is_smaller);
-    if (end - begin < kMostIdle) {
+    if (has_room(static_cast<size_t>(end - begin), buffer.size)) {
       idle_.insert(place, {buffer.size, buffer.data});
       return;
     }
   }
-  std::free(buffer.data);
+  release({buffer.size, buffer.data});
 }
 
 void BlockPool::release_idle() {
@@ -89,7 +86,11 @@ void BlockPool::release_idle() {
     const std::lock_guard<std::mutex> lock(moment());
     idle.swap(idle_);
   }
-  for (const Block& block : idle) std::free(block.data);
+  for (const Block& block : idle) release(block);
+}
+
+void BlockPool::release(const Block& block) {
+  if (block.data != nullptr) system_.Free({block.data, block.size, {kDLCPU, 0}, system_.type()});
 }
 
 }  // namespace tvmify

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "huge_pages.h"
 #include "tvm_allocator.h"
 
 namespace tvmify {
@@ -33,8 +34,10 @@ class BlockPool final : public tvm::runtime::memory::Allocator {
   // Removes an idle block that serves a request, or one that the request has outgrown.
   Block take(size_t size);
   void release_idle();
+  void release(const Block& block);
 
   std::vector<Block> idle_;  // by size; of equal ones, the last was used last
+  HugePageAllocator system_;
 };
 
 }  // namespace tvmify
