@@ -38,16 +38,18 @@ def name(node: fx.Node) -> str:
 
 
 def short_name(node: fx.Node) -> str:
-    """Return the name that TVM's importer and `CONVERTERS` use, ``add.Tensor``."""
-    qualified = name(node)
-    if qualified.startswith("aten."):
-        return qualified.removeprefix("aten.")
-    return getattr(node.target, "__name__", qualified)
+    """Return the name that TVM's importer and `CONVERTERS` use, ``add.Tensor``; operators that are
+    not PyTorch's own keep their namespace.
+    """
+    called = operator(node)
+    if isinstance(called, torch._ops.OpOverload):
+        return str(called).removeprefix("aten.")
+    return getattr(node.target, "__name__", str(called))
 
 
 def base_name(node: fx.Node) -> str:
-    """Return the name without namespace and overload, ``add``."""
-    return name(node).split(".")[1]
+    """Return the short name without overload, ``add``."""
+    return short_name(node).rpartition(".")[0]
 
 
 def schema(node: fx.Node) -> torch.FunctionSchema:

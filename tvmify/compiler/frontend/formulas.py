@@ -13,7 +13,7 @@ from torch import fx
 from tvm import sym, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.aten.operators import arguments, short_name
+from tvmify.compiler.aten.operators import arguments, base_name
 from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.sizes import analyzer_of, is_one, is_static, same
@@ -89,7 +89,7 @@ class Formulas:
             return _known(constant, place)
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return None
-        name = short_name(node).partition(".")[0]
+        name = base_name(node)
         if name == "arange" or name in _FILLS or name in _ONES or name in _ZEROS:
             return _made(node, name, place)
         if name in _POINTWISE:

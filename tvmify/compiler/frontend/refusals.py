@@ -97,7 +97,7 @@ def refuse_errors(program: ExportedProgram) -> None:
 
 
 def _mixed_types(node: fx.Node) -> str | None:
-    if operators.short_name(node).partition(".")[0] not in _PRODUCTS:
+    if operators.base_name(node) not in _PRODUCTS:
         return None
     values = (argument.meta.get("val") for argument in node.all_input_nodes)
     dtypes = {str(value.dtype) for value in values if isinstance(value, torch.Tensor)}
