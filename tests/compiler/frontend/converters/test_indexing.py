@@ -44,6 +44,13 @@ def test_views_and_slices():
     )
 
 
+def test_elements_of_a_copied_vector_are_written():
+    def written(x: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return x.index_put((at,), new) * x
+
+    check(written, torch.randn(6), torch.tensor([4, -5, 4]), torch.randn(3))
+
+
 @pytest.mark.parametrize(
     ("widths", "mode"),
     [
