@@ -81,6 +81,8 @@ def embedding(importer: Importer, node: fx.Node) -> relax.Expr:
 def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args
     shape = importer.shape(source)
+    if not shape:
+        return _from_scalar(importer, node, source, index)  # type: ignore[arg-type]
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     return importer.emit_te(take, importer.tensor(source), at, axis)
@@ -90,12 +92,8 @@ def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
 def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args[:3]
     shape = importer.shape(source)
-    if not shape:  # it has no axes, and is treated as an axis of one element
-        at = positions(importer, index, source, 0, wrap=False)  # type: ignore[arg-type]
-        out = list(importer.shape(node))
-        at = importer.emit(relax.op.reshape(at, [product(out)]))
-        line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
-        return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
+    if not shape:
+        return _from_scalar(importer, node, source, index)  # type: ignore[arg-type]
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     extents = importer.shape(index)  # type: ignore[arg-type]
     pairs = list(enumerate(zip(extents, shape, strict=True)))
@@ -123,6 +121,15 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
 
     kernel = gathered if line is None else rows
     return importer.emit_te(kernel, importer.tensor(source), at)
+
+
+def _from_scalar(importer: Importer, node: fx.Node, source: fx.Node, index: fx.Node) -> relax.Expr:
+    """Read a tensor without axes, which is treated as an axis of one element."""
+    at = positions(importer, index, source, 0, wrap=False)
+    out = list(importer.shape(node))
+    at = importer.emit(relax.op.reshape(at, [product(out)]))
+    line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
+    return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
 
 
 def _line(importer: Importer, index: fx.Node, axis: int, shape: Sequence[Size]) -> fx.Node | None:

@@ -239,6 +239,8 @@ def as_strided(importer: Importer, node: fx.Node) -> relax.Expr:
 def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
     """Sliding windows along an axis; the position in the window becomes the last axis."""
     source, axis, _, step = node.args
+    if not importer.shape(source):  # one window of one element
+        return relax.op.reshape(importer.tensor(source), list(importer.shape(node)))
     axis = int(axis) % len(importer.shape(source))  # type: ignore[arg-type]
 
     def windows_of(x: te.Tensor) -> te.Tensor:
