@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.compiler.programs import scheduled
+from tests.compiler.programs import compiled, scheduled
 from tvmify import tvmify as decorate
 from tvmify.compiler.frontend.decompositions import decompose
 from tvmify.compiler.frontend.sharing import written_bases
@@ -177,6 +177,24 @@ def test_memory_of_a_result_is_not_written_in_place() -> None:
     program = decompose(torch.export.export(net, arguments())).program
     written = written_bases(program).values()
     assert writes_in_place(written, set(written)) == set()
+
+
+@pytest.mark.parametrize("at", [slice(1, 4), torch.tensor([4, 1, 4]), 2], ids=str)
+def test_elements_of_a_vector_are_written_in_place(at: Any) -> None:
+    class Write(nn.Module):
+        def forward(self, line: Tensor, new: Tensor) -> Tensor:
+            line[at] = new
+            return line * 2
+
+    net, new = Write().eval(), torch.randn_like(torch.zeros(6)[at])
+    program = decompose(torch.export.export(net, (torch.zeros(6), new))).program
+    assert len(writes_in_place(written_bases(program).values(), ())) == 1
+    assert not compiled(net, torch.zeros(6), new).report["bridged"]
+    fast = decorate(net, cache=False, compare=False, strict=True)
+    for length in (6, 9, 11):  # for one shape, and for any
+        given, wanted = torch.zeros(length), torch.zeros(length)
+        torch.testing.assert_close(fast(given, new), net(wanted, new), rtol=0, atol=0)
+        torch.testing.assert_close(given, wanted, rtol=0, atol=0)
 
 
 def test_rows_of_a_strided_or_unaligned_tensor() -> None:

@@ -130,11 +130,18 @@ class Importer(ExportedProgramImporter):
         kwargs.setdefault("primfunc_name_hint", function.__name__)
         return self.block_builder.emit_te(function, *args, **kwargs)
 
-    def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
-        """Return an argument of a call, given by position or by name."""
-        if index < len(node.args):
-            return node.args[index]
-        return node.kwargs.get(name, default)
+    def argument(self, node: fx.Node, name: str) -> Any:
+        """Return an argument of a call, or its default, by its name in the operator's schema.
+
+        Raises
+        ------
+        LookupError
+            The operator has no such argument.
+        """
+        given = operators.arguments(node)
+        if name not in given:
+            raise LookupError(f"{operators.name(node)} has no argument {name!r}")
+        return given[name]
 
     def shape(self, value: Any) -> tuple[Any, ...]:
         """Return the shape of a node of the program: numbers, and expressions over symbols."""
