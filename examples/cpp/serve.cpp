@@ -3,9 +3,9 @@
 //     serve model.pt 1,4 8080                          a model, the shape of its input, a port
 //     curl --data '0.5 1 -2 0.25' localhost:8080       numbers in, numbers out
 //
-// A real service would use an HTTP library and send bytes instead of text. It would keep the bounded
-// queue, the threads that share a model, errors that end a request but not the process, and a
-// shutdown (SIGINT, SIGTERM) that first answers every accepted request.
+// A real service would use an HTTP library and send bytes instead of text. It would keep the
+// bounded queue, the threads that share a model, errors that end a request but not the process, and
+// a shutdown (SIGINT, SIGTERM) that first answers every accepted request.
 
 #include <ATen/Parallel.h>
 #include <torch/script.h>
