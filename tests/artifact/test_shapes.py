@@ -1,4 +1,4 @@
-"""The shapes that a program serves: which calls have them, and which descriptions are refused."""
+"""The shapes that a program serves: calls that match them, and refused descriptions."""
 
 from __future__ import annotations
 

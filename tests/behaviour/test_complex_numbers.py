@@ -22,7 +22,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
 
 
 class Spectral(nn.Module):
-    """A layer of a Fourier neural operator (Li et al., 2021): it weighs the lowest frequencies."""
+    """A layer of a Fourier neural operator (Li et al., 2021): it weights the lowest frequencies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Spectral(nn.Module):
 
 
 class Rotating(nn.Module):
-    """Positions as in Llama's first code, in a buffer."""
+    """Rotary positions in a buffer, as in the first version of Llama."""
 
     rotation: torch.Tensor
 
@@ -64,7 +64,7 @@ class Averaging(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Operators that compute with pairs, that move them, and those left to PyTorch."""
+    """Operators that compute with complex numbers, that move them, and that are bridged."""
 
     def forward(self, z: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
         moved = torch.cat([z.mT, other.mT], 1).unflatten(1, (2, -1)).movedim(0, 2)
@@ -152,7 +152,7 @@ def test_arguments_of_any_strides() -> None:
 
 
 def lazy(z: torch.Tensor) -> list[torch.Tensor]:
-    """Conjugates and negatives of complex numbers that wait to be computed."""
+    """Lazy conjugates and negatives of complex numbers."""
     return [z.conj(), z.mT.contiguous().mT.conj(), torch._neg_view(z), torch._neg_view(z.conj())]
 
 

@@ -37,7 +37,7 @@ def identity(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # The transposed tensor is contiguous: where an axis of one element lies does not matter.
+    # The transposed tensor is contiguous: the stride of an axis of one element does not matter.
     y = (x + 1).reshape(1, 3, 4, 1).contiguous(memory_format=torch.channels_last)
     return y.transpose(1, 2), y
 
@@ -107,7 +107,7 @@ def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class ViewsOfState(nn.Module):
-    """Has a buffer that repeats its elements, and a weight that is a transposed tensor."""
+    """Has an expanded buffer, and a transposed weight."""
 
     ids: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""Building: without a compiler; a wheel for several versions of PyTorch of wheels for one each."""
+"""Builds without a compiler, and wheels for several versions of PyTorch merged from one each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``torch.export`` cannot record, and the reason that is given."""
+"""Code that ``torch.export`` cannot record, and the reasons given for it."""
 
 from __future__ import annotations
 

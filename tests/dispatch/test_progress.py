@@ -13,7 +13,7 @@ from tvmify.options import CompileOptions
 
 
 class _Gone(io.StringIO):
-    """A terminal that was closed, or a pipe that nobody reads."""
+    """A closed terminal, or a pipe without a reader."""
 
     def __init__(self, error: OSError | ValueError) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Gone(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws on what it takes for a terminal only
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich only draws on terminals
 
 
 def test_stages_are_drawn(capsys: pytest.CaptureFixture[str]):

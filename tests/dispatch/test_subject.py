@@ -1,4 +1,4 @@
-"""What is called, and how its arguments are put in order."""
+"""Subjects, and how their arguments are ordered."""
 
 from __future__ import annotations
 

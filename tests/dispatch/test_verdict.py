@@ -1,4 +1,4 @@
-"""Eager PyTorch runs what it computes faster."""
+"""Verdicts: eager PyTorch runs calls that it computes faster."""
 
 import contextlib
 import warnings
@@ -19,7 +19,7 @@ def _comparing(monkeypatch):
 
 @pytest.fixture
 def verdicts(monkeypatch):
-    """The verdicts that comparisons come to, in order; one too few is an error."""
+    """The verdicts of comparisons, in order; a missing one is an error."""
     queue = []
     monkeypatch.setattr(verdict, "compare", lambda compiled, eager: queue.pop(0))
     return queue
@@ -184,7 +184,7 @@ def test_eager_warnings_appear_once() -> None:
     ids=["std", "sub", "lerp"],
 )
 def test_eager_only_error_is_raised(function):
-    """What torch.export records of these calls computes integers."""
+    """The programs that torch.export records for these calls compute integers."""
     fast = tvmify(function, cache=False)
     with pytest.raises(Exception) as expected:
         function(torch.arange(4))

@@ -1,4 +1,4 @@
-"""Graphs that AOTAutograd resolves before they are compiled."""
+"""Graphs that pass through AOTAutograd before they are compiled."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_numbers_are_drawn_in_the_order_of_memory(is_transposed: bool) -> None:
-    """Of a tensor that lies transposed: an argument, a result of attention, one that is saved."""
+    """For a transposed tensor: an argument, a result of attention, one saved for the backward."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.3, batch_first=True)
 

@@ -1,4 +1,4 @@
-"""Binding weights: what is packed, what is shared, and when."""
+"""Binding weights: which are packed, which are shared, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saved files: what they hold, where they run compiled, and what runs where they do not."""
+"""Saved files: their contents, when they run compiled, and what runs otherwise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_all_signatures_of_earlier_calls_are_saved(tmp_path: Path, small: nn.Mod
     builds = model.cache_info().builds
     loaded = saved(model, tmp_path)
     assert model.cache_info().builds == builds
-    for batch in (2, 3, 5):  # of the second on, one program serves all
+    for batch in (2, 3, 5):  # from the second on, one program serves all
         x = image(batch)
         close(loaded(x), small(x))
     with pytest.raises(RuntimeError, match="no code for these arguments"):
@@ -194,7 +194,7 @@ def test_unscriptable_model_is_exported(tmp_path: Path) -> None:
     for rows in (1, 2):
         x = torch.randn(rows, 4)
         close(loaded(x), net(x))
-    # what was recorded for other shapes is not trusted, whether strict or not
+    # a recording for other shapes is not used, whether strict or not
     loaded = tvmify.load(file)
     with pytest.raises(RuntimeError, match="could not be scripted"):
         loaded(torch.randn(3, 4))

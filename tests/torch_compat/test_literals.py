@@ -1,4 +1,4 @@
-"""Code that reads ``torch.tensor([...])`` of its own while it is recorded."""
+"""Recorded code that reads its own ``torch.tensor([...])``."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from tvmify import tvmify
 
 
 class Checked(nn.Module):
-    def forward(self, x, *rest):  # which TorchScript does not know
+    def forward(self, x, *rest):  # TorchScript refuses star arguments
         scale = torch.tensor([[1.5, 2.5]])
         if not bool((scale > 0).all()):
             raise ValueError("not positive")

@@ -1,4 +1,4 @@
-"""Tiles of sums live in registers, not in memory that the runtime hands out."""
+"""Tiles of sums are in registers, not in memory that the runtime allocates."""
 
 from __future__ import annotations
 

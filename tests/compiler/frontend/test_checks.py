@@ -1,4 +1,4 @@
-"""Checks of values raise in every call, though nothing in a program reads them."""
+"""Checks of values raise in every call, although nothing in a program reads them."""
 
 from __future__ import annotations
 

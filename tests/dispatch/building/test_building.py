@@ -1,4 +1,4 @@
-"""The process that compiles what no call waits for."""
+"""The process that compiles in the background."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a saved file runs compiled, and what runs where it does not."""
+"""When a saved file runs compiled, and what runs otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 import tvmify
 from tests.saved.nets import close, image
 
-#: This one is never among the features of this machine: a process has to ask for it first.
+#: A feature that this machine never reports: a process has to request it first.
 FOREIGN = {"kind": "llvm", "mattr": ["+avx2", "+fma", "+amx-tile"]}
 
 

@@ -1,4 +1,4 @@
-"""What a template notes on a block, its rule reads back."""
+"""Rules read back what templates note on blocks."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tvmify.compiler.kernels.conv.planar_images import PlanarImages
 
 
 class _Means(nn.Module):
-    """The mean of each channel of a convolution: nothing that would turn the result around."""
+    """The mean of each channel of a convolution, so that the result needs no transpose."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _Means(nn.Module):
 
 
 def _transposed(artifact: Artifact) -> int:
-    # Those of weights are fused with their packing.
+    # Transposes of weights are fused with their packing.
     return sum(name.startswith("transpose") for name in artifact.report["kernels"])
 
 
@@ -71,7 +71,7 @@ def test_other_images_are_transposed(layer: nn.Conv2d):
 
 
 class _Both(nn.Module):
-    """An image that a convolution reads, and something else channels last."""
+    """An image that a convolution reads, and another operator reads channels last."""
 
     def __init__(self) -> None:
         super().__init__()
