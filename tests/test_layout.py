@@ -18,7 +18,7 @@ def mirrored() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", mirrored(), ids=str)
-def test_a_test_is_where_its_module_is(path: Path) -> None:
+def test_tests_mirror_the_paths_of_modules(path: Path) -> None:
     if path.name == Path(__file__).name:
         return
     folder, name = PACKAGE / path.parent, path.stem.removeprefix("test_")

@@ -79,7 +79,7 @@ def test_every_call_returns_a_new_object(inference: None, monkeypatch: pytest.Mo
     assert fast.cache_info().disk_hits == 1
 
 
-def test_sizes_in_an_object_are_those_of_the_call(inference: None) -> None:
+def test_sizes_in_an_object_match_the_call(inference: None) -> None:
     net = Caching().eval()
     fast: Any = tvmify.tvmify(net, dynamic=True, strict=True, cache=False)
     for rows in (2, 3, 5):

@@ -192,7 +192,7 @@ def test_a_view_is_of_the_sizes_that_symbols_have() -> None:
         geometry.of(base)
 
 
-def test_tensors_are_told_from_numbers_and_texts() -> None:
+def test_tensors_are_distinguished_from_numbers_and_strings() -> None:
     view = View(Computed(0), Geometry((2,), (1,), 0))
     tensors = [Computed(0), Argument(1), StateTensor(0), view, Repeated(1)]
     others = [Argument(0), Constant("s0"), Constant(None), ComputedSize("s0"), Repeated(5)]

@@ -119,7 +119,7 @@ def test_state_after_a_restored_one_is_distinguished() -> None:
     assert fast.cache_info().misses == 3
 
 
-def test_modules_of_the_same_layers_in_another_order_are_told_apart() -> None:
+def test_modules_with_the_same_layers_in_another_order_are_distinguished() -> None:
     layers = {"a": nn.Linear(4, 4), "b": nn.Tanh()}
     swapped = dict(reversed(layers.items()))
     both = [nn.Sequential(OrderedDict(order)) for order in (layers, swapped)]

@@ -133,7 +133,7 @@ def test_a_buffer_that_forward_writes_to() -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_saved_programs_take_and_return_complex_numbers(tmp_path: Path) -> None:
+def test_saved_programs_accept_and_return_complex_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     fast = tvmify.tvmify(Mixed().eval(), cache=False)
     args = _random(3, 4), _random(3, 4)
@@ -174,7 +174,7 @@ def test_arguments_that_are_conjugated_without_a_copy() -> None:
     assert fast.cache_info().builds == parts.cache_info().builds == 1
 
 
-def test_writes_to_what_is_conjugated_without_a_copy() -> None:
+def test_writes_to_lazy_conjugates() -> None:
     torch.manual_seed(0)
 
     def forward(z: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_writes_to_what_is_conjugated_without_a_copy() -> None:
     [lambda z: (z.resolve_conj(), z * 2), lambda z: z * 2 if z.is_conj() else z * 3],
     ids=["resolved", "asked"],
 )
-def test_where_it_matters_that_a_copy_is_missing_eager_runs(function: Callable[..., Any]) -> None:
+def test_eager_runs_if_a_missing_copy_matters(function: Callable[..., Any]) -> None:
     fast: Any = tvmify.tvmify(function, cache=False)
     z = _random(3)
     torch.testing.assert_close(fast(z), function(z))

@@ -187,7 +187,7 @@ def of_its_memory(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [copied, written, of_memory, of_its_memory])
-def test_where_strides_decide_eager_runs(function: Callable[..., Any], no_grad: None):
+def test_eager_runs_if_the_result_depends_on_strides(function: Callable[..., Any], no_grad: None):
     fast = decorate(function)
     contiguous, *others = all_strides(4, 6)
     torch.testing.assert_close(fast(contiguous), function(contiguous))

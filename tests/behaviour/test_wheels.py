@@ -60,7 +60,7 @@ def test_build_without_a_compiler_names_the_problem(tmp_path: Path) -> None:
     assert "Install g++" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_result_has_each_native_part_and_asks_for_one_of_its_pytorches(tmp_path: Path) -> None:
+def test_the_result_has_each_native_part_and_requires_one_of_its_pytorches(tmp_path: Path) -> None:
     made = merge(tmp_path, wheel(tmp_path, "2.11"), wheel(tmp_path, "2.14"))
     assert made.stdout.strip() == str(tmp_path / NAME), made.stderr
     with zipfile.ZipFile(tmp_path / NAME) as archive:

@@ -229,7 +229,7 @@ class _Anonymous(nn.Module):
         return nn.functional.pad(first, [1, 1]) - nn.functional.silu(second).sum()
 
 
-def test_parameters_of_one_name_are_told_apart() -> None:
+def test_parameters_of_one_name_are_distinguished() -> None:
     """A trace names both after a parameter in ``torch.nn.functional``."""
     args = torch.rand(3), torch.rand(3)
     traced = torch.jit.trace(_Anonymous().eval(), args)

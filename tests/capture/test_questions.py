@@ -226,7 +226,7 @@ def test_answers_match_eager(cls: type[Asking]) -> None:
         check(x)
 
 
-def test_a_question_that_a_call_does_not_ask_is_no_reason_for_eager() -> None:
+def test_a_question_that_a_call_does_not_ask_does_not_lead_to_eager() -> None:
     class Cached(nn.Module):
         """Asks about a tensor in one of its branches."""
 
@@ -438,7 +438,7 @@ def test_grad_mode_is_ignored_unless_queried() -> None:
     assert fast.cache_info().misses == 3
 
 
-def test_torchs_own_layers_are_trusted_and_methods_are_told_from_attributes() -> None:
+def test_torchs_own_layers_are_trusted_and_methods_are_distinguished_from_attributes() -> None:
     layers = nn.Sequential(nn.Upsample(scale_factor=2), nn.Linear(4, 4))
     assert question_of(reached(layers)) is None
     assert question_of(reached(Scripting())) == "is_scripting"

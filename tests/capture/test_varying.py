@@ -92,7 +92,7 @@ def test_sizes_are_numbers_to_forward(function: Callable[..., Any]) -> None:
 
 
 @torch.no_grad()
-def test_programs_that_differ_in_what_they_assume_are_told_apart() -> None:
+def test_programs_that_differ_in_their_assumptions_are_distinguished() -> None:
     """An assertion about a size is not an operator, but part of the program."""
 
     def limited(x: torch.Tensor, **_: Any) -> torch.Tensor:

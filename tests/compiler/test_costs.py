@@ -67,7 +67,7 @@ def test_no_number_is_unused() -> None:
     assert not [name for name in NUMBERS if not re.search(rf"\b{re.escape(name)}\b", text)]
 
 
-def test_what_was_found_is_on_the_page_of_constants() -> None:
+def test_findings_are_on_the_page_of_constants() -> None:
     page = (ROOT / "docs/measurements/constants.md").read_text()
     run = [name for name, number in NUMBERS.items() if number.source.command]
     assert not [name for name in run if f"`{name}`" not in page]

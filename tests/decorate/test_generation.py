@@ -164,7 +164,7 @@ def test_inner_model_that_generates_is_compiled(decoder: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_inner_encoder_of_what_generates_is_compiled(network: Any) -> None:
+def test_inner_encoder_of_a_generating_model_is_compiled(network: Any) -> None:
     fast = decorate(Wrapper(network).eval(), cache=False, compare=False, strict=True)
     given = text(7)
     assert torch.equal(fast.generate(**given), network.generate(**given))

@@ -352,7 +352,7 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.usefixtures("inference")
-def test_what_a_module_calls_is_compiled_if_it_changes_itself_each_time(*, counts: bool) -> None:
+def test_submodules_are_compiled_if_a_module_changes_itself_in_each_call(*, counts: bool) -> None:
     net = Remembers(counts=counts).eval()
     fast: Any = decorate(copy.deepcopy(net), compare=False)
     for step in range(12):
@@ -391,7 +391,7 @@ class Anchors(nn.Module):
 
 
 @pytest.mark.usefixtures("inference")
-def test_what_forward_sets_to_equal_values_is_not_inspected_for_ever(
+def test_attributes_set_to_equal_values_are_not_inspected_forever(
     count_calls: Callable[..., list[Any]],
 ) -> None:
     inspected = count_calls(module_state, "watch")

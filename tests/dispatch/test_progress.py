@@ -53,7 +53,7 @@ def test_a_terminal_that_is_gone_does_not_fail_a_call(
     assert list(stages.seconds) == ["tune"]
 
 
-def test_what_others_print_meanwhile_goes_where_it_belongs(capsys: pytest.CaptureFixture[str]):
+def test_other_output_is_not_redirected(capsys: pytest.CaptureFixture[str]):
     with Stages("net", visible=True) as stages:
         stages.begin("tune")
         sys.stdout.write("a result\n")

@@ -288,7 +288,7 @@ def test_the_variable_names_a_file_for_all(
 
 @pytest.mark.filterwarnings("ignore:.*no cache has its program")
 @pytest.mark.usefixtures("inference")
-def test_a_relative_file_stays_where_it_was(
+def test_a_relative_file_does_not_follow_chdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"signatures of {tmp_path.name}"

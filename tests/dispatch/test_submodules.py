@@ -199,7 +199,7 @@ class Packs(nn.Module):
         return self.body(x)
 
 
-def test_modules_around_what_cannot_be_recorded_are_compiled() -> None:
+def test_modules_around_unrecordable_code_are_compiled() -> None:
     net = Packs().eval()
     fast: Any = decorate(net, cache=False)
     x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])

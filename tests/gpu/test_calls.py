@@ -148,7 +148,7 @@ def test_new_weights_take_effect(cuda_graph: bool):
             torch.testing.assert_close(fast(x), copy.deepcopy(net)(x), rtol=1e-3, atol=1e-3)
 
 
-def test_a_capture_of_the_users_takes_the_kernels():
+def test_a_graph_captured_by_the_user_includes_the_kernels():
     net, x = on_gpu("mlp")
     fast = compiled(net, cuda_graph=True)
     for _ in range(3):

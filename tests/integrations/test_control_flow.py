@@ -40,7 +40,7 @@ class Loop(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Branches, Loop])
-def test_control_flow_runs_in_python_and_what_is_around_compiled(
+def test_control_flow_runs_in_python_and_the_code_around_it_compiled(
     model: Callable[[], nn.Module],
 ) -> None:
     torch.manual_seed(0)

@@ -80,7 +80,7 @@ def test_a_module_runs_compiled(form: Any, net: Any, made: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_methods_and_modules_of_one_class_are_told_apart(net: Any, made: list[Any]) -> None:
+def test_methods_and_modules_of_one_class_are_distinguished(net: Any, made: list[Any]) -> None:
     twin, x = type(net)().eval(), rows(3)
     script, other = torch.jit.script(net), torch.jit.script(twin)
     expected = [net(x), twin(x), net.halved(x), twin.halved(x)]

@@ -285,7 +285,7 @@ def test_buffers_and_arguments_are_written_in_place() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*not contiguous:tvmify.TvmifyWarning")
 @pytest.mark.usefixtures("inference")
-def test_copies_of_what_is_not_contiguous_are_copies() -> None:
+def test_copies_of_non_contiguous_tensors_are_copies() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x.contiguous().add_(1) + x
 

@@ -118,7 +118,7 @@ def _step(run: Callable[..., Any], net: nn.Module, x: torch.Tensor) -> list[Any]
     return [y.detach(), *gradients, torch.get_rng_state()]
 
 
-def test_checkpoints_draw_again_what_they_drew() -> None:
+def test_checkpoints_draw_the_same_numbers_again() -> None:
     net = Checkpointed()
     fast = torch.compile(net, backend="tvmify", options={"strict": True})
     for batch in (2, 3, 5):  # the second and third share programs
@@ -142,7 +142,7 @@ class Recurrent(nn.Module):
 @torch._dynamo.config.patch(allow_rnn=True)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("first", [nn.Identity(), nn.Linear(8, 8)], ids=["first", "second"])
-def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
+def test_recurrent_layers_run_in_eager_and_the_code_around_them_compiled(
     kind: type[nn.RNNBase], first: nn.Module
 ) -> None:
     net = Recurrent(kind, first)

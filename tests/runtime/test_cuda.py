@@ -34,7 +34,7 @@ def test_code_for_a_gpu_is_refused_with_the_reason():
         module.load()
 
 
-def test_code_for_a_gpu_takes_no_tensors_of_the_cpu():
+def test_code_for_a_gpu_refuses_tensors_on_the_cpu():
     with pytest.raises(TypeError, match="has tensors on cpu"):
         compiled("cuda:sm_90a").forward([torch.zeros(4, 16)])
 

@@ -78,7 +78,7 @@ def test_fast_path_runs_no_python(inference: None):
     assert torch.equal(result, expected)
 
 
-def test_unmatched_call_takes_the_regular_path():
+def test_unmatched_call_uses_the_regular_path():
     assert module_of(latest=Latest(NotImplemented))(1) == 2
 
 

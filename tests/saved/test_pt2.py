@@ -216,7 +216,7 @@ def test_results_that_share_memory_can_be_cloned():
 @pytest.mark.parametrize(
     "forward", [lambda x: x + torch.rand_like(x), lambda x: x.as_strided((2, 3), (1, 2)) + 1]
 )
-def test_where_strides_decide_the_original_runs(forward: Any):
+def test_the_original_runs_if_the_result_depends_on_strides(forward: Any):
     module = tvmify.export(forward, signature=[(4, 6)]).module()
     x = torch.randn(6, 4)
     with pytest.warns(TvmifyWarning, match="an input is not contiguous"):

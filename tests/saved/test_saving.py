@@ -133,7 +133,7 @@ def test_results_with_numbers(tmp_path: Path) -> None:
     assert infinity == float("inf") and others == (True, "x'y")
 
 
-def test_draws_for_elements_in_another_order_are_those_of_eager(tmp_path: Path) -> None:
+def test_draws_for_elements_in_another_order_equal_eagers(tmp_path: Path) -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
 
@@ -152,7 +152,7 @@ def test_draws_for_elements_in_another_order_are_those_of_eager(tmp_path: Path) 
             torch.testing.assert_close(module(argument), expected)
 
 
-def test_a_file_of_what_asks_for_strides_serves_contiguous_arguments(tmp_path: Path) -> None:
+def test_a_file_of_a_module_that_reads_strides_serves_contiguous_arguments(tmp_path: Path) -> None:
     def asking(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.is_contiguous() else x * 3
 
@@ -347,7 +347,7 @@ class Doubled(torch.autograd.Function):
         (lambda x: x["a", "b"] * 2, {("a", "b"): torch.ones(3)}, "argument 'x' holds a dict"),
     ],
 )
-def test_what_torchscript_files_cannot_contain(
+def test_unsupported_contents_of_torchscript_files(
     tmp_path: Path, forward: Any, argument: Any, message: str
 ) -> None:
     class Calls(nn.Module):

@@ -55,7 +55,7 @@ class Put(nn.Module):
 
 
 @pytest.mark.parametrize("cls", [OneElement, View, Put])
-def test_literals_change_with_what_is_written_to_their_views(cls: type[nn.Module]) -> None:
+def test_literals_change_with_writes_to_their_views(cls: type[nn.Module]) -> None:
     net = cls().eval()
     fast = tvmify(net, cache=False, compare=False)
     with warnings.catch_warnings():

@@ -14,7 +14,7 @@ from tvmify.torch_compat import versions
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_minor_version_is_what_interfaces_depend_on():
+def test_interfaces_depend_on_the_minor_version():
     assert versions.minor("2.13.0+cpu") == versions.minor("2.13.1a0+git12") == "2.13"
 
 

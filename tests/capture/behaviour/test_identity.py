@@ -52,7 +52,7 @@ def test_each_aliasing_pattern_is_specialized(make: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda layer: layer, Around])
-def test_self_attention_takes_the_path_of_eager(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_self_attention_follows_the_path_of_eager(wrap: Callable[[nn.Module], nn.Module]) -> None:
     torch.manual_seed(0)
     plain = wrap(nn.MultiheadAttention(8, 2, batch_first=True)).eval()
     net = tvmify(plain, cache=False, compare=False, strict=True)

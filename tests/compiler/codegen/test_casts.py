@@ -74,7 +74,7 @@ HALVES: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
-def test_half_types_are_rounded_where_they_are_asked_for(kind: torch.dtype, length: int):
+def test_half_types_are_rounded_at_each_cast(kind: torch.dtype, length: int):
     x = torch.tensor((BETWEEN * 4)[:length])
     functions = {
         name: lambda x, function=function: function(x, kind) for name, function in HALVES.items()

@@ -73,7 +73,7 @@ def test_kernels_compile_with_epilogues(arch: str, dtype: torch.dtype):
 
 @needs_nvcc
 @pytest.mark.parametrize(("seconds", "expected"), [((1, 2), (2, 0)), ((2, 1), (0, 2))])
-def test_the_faster_form_is_taken_and_remembered(
+def test_the_faster_form_is_used_and_remembered(
     seconds: tuple[float, float], expected: tuple[int, int]
 ):
     database, clock = Measurements(None, "gpu"), Clock(*seconds)

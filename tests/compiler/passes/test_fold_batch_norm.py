@@ -167,7 +167,7 @@ def test_scales_along_other_axes_stay():
     assert any("multiply" in kernel for kernel in kernels_of_main(rows, x))
 
 
-def test_specials_stay_where_they_are():
+def test_special_values_are_as_in_eager():
     module = trained(nn.Sequential(nn.Conv1d(8, 16, 3), nn.BatchNorm1d(16), nn.ReLU()))
     x = torch.randn(LINE)
     x[0, 3, 4], x[1, 0, 7], x[1, 2, 15] = float("nan"), float("inf"), float("-inf")

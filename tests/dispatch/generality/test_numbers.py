@@ -352,7 +352,7 @@ def test_isinstance_branch_on_a_float_is_detected(inference: None) -> None:
     assert fast.cache_info().entries == 2
 
 
-def test_a_program_that_writes_takes_numbers(inference: None) -> None:
+def test_a_program_that_writes_accepts_numbers(inference: None) -> None:
     """The comparison with eager undoes its writes."""
 
     class Mean(nn.Module):

@@ -330,7 +330,7 @@ class CountedScripted(Linear):
 
 
 @pytest.mark.parametrize("cls", [Counted, CountedScripted])
-def test_returned_sizes_are_those_of_the_call(cls: type[Linear]) -> None:
+def test_returned_sizes_match_the_call(cls: type[Linear]) -> None:
     module = cls()
     fast = compiled(module)
     for rows in (3, 5, 6, 4, 64):

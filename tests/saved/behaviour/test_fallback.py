@@ -52,7 +52,7 @@ def test_a_foreign_processor_runs_in_pytorch(tmp_path: Path, small: nn.Module) -
         tvmify.load(file, strict=True)(x)
 
 
-def test_several_targets_lie_side_by_side(tmp_path: Path, small: nn.Module) -> None:
+def test_several_targets_coexist(tmp_path: Path, small: nn.Module) -> None:
     narrow = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
     file = tmp_path / "model.pt"
     tvmify.save(small, file, example_inputs=image(), targets=[FOREIGN, narrow, None])

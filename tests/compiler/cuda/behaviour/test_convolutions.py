@@ -71,7 +71,7 @@ def cudnn() -> Iterator[None]:
 
 @DTYPES
 @pytest.mark.usefixtures("cudnn")
-def test_a_convolution_takes_bias_residual_and_relu_along(dtype: torch.dtype):
+def test_a_convolution_includes_bias_residual_and_relu(dtype: torch.dtype):
     with choosing(Choices(measured=Fastest("fused"))) as collected:
         artifact = check(Normed().eval().to(dtype), torch.randn(2, 3, 9, 9).to(dtype))
     assert not any("relu" in name for name in artifact.report["kernels"])

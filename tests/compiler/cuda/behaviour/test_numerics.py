@@ -194,7 +194,7 @@ def test_epilogue_behind_a_reshape_joins_the_row_product(dtype: torch.dtype):
     assert any("row_product" in name and "gelu" in name for name in names), names
 
 
-def test_reshapes_of_products_that_stay_where_they_are():
+def test_reshapes_of_products_that_are_not_moved():
     def reshaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
         row = torch.addmm(bias, x, weight)
         scalar = (x @ weight[:, :1]).view(()) * 2

@@ -267,7 +267,7 @@ def test_equal_layers_are_scheduled_alike(rule: str, target: tvm.target.Target):
 
 
 @pytest.mark.parametrize(("rule", "target"), FALLING_BACK, ids=_name)
-def test_where_it_raises_the_next_rule_is_tried(
+def test_after_an_error_the_next_rule_is_tried(
     rule: str, target: tvm.target.Target, monkeypatch: pytest.MonkeyPatch
 ):
     rules = pipeline.backend_of(target).rules

@@ -90,7 +90,7 @@ def test_traceback_of_failing_rule_is_for_debugging(
     assert "what a rule draws" in caplog.text
 
 
-def test_failure_says_what_tvm_says_of_a_function():
+def test_failure_has_the_message_of_tvm_in_one_line():
     text = """ScheduleError: An error occurred in the schedule primitive 'compute-at'.
 
 The IR with diagnostic is:

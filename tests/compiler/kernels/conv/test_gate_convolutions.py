@@ -43,7 +43,7 @@ class Doubled(nn.Module):
     ],
     ids=str,
 )
-def test_a_pointwise_convolution_takes_the_gate_in(shape: tuple[int, ...], after: nn.Conv2d):
+def test_a_pointwise_convolution_fuses_the_gate(shape: tuple[int, ...], after: nn.Conv2d):
     batch, height, width = shape
     module = Gated(after.in_channels, 6, after)
     artifact = check(module, torch.randn(batch, 3, height, width))

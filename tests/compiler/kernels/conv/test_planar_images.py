@@ -86,7 +86,7 @@ def test_another_reader_of_the_turned_image_keeps_it():
     check(_Both(), torch.randn(1, 3, 20, 20))
 
 
-def test_an_image_whose_axes_are_all_turned_round_stays():
+def test_an_image_with_all_axes_reversed_stays():
     x = relax.Var("x", relax.TensorType([3, 20, 20, 1], "float32"))
     weight = relax.Var("w", relax.TensorType([8, 3, 3, 3], "float32"))
     builder = relax.BlockBuilder()

@@ -150,7 +150,7 @@ def test_workloads_and_plans_have_names():
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_activations_take_no_activations(kind: str):
+def test_activations_are_not_fused_into_activations(kind: str):
     # TVM's code generator repeats arguments: LLVM would take ten times as long.
     stores: list[tirx.BufferStore] = []
     calls: list[Call] = []
