@@ -93,7 +93,7 @@ class Row:
 
     @property
     def first_call(self) -> float | None:
-        """The time of our first call over that of Inductor with freezing."""
+        """The time of our first call relative to Inductor with freezing."""
         ours, theirs = self.results.get(OURS), self.results.get(SLOW_STARTER)
         if ours is None or theirs is None:
             return None
