@@ -1,4 +1,4 @@
-"""A service that sees ever other shapes."""
+"""A service that gets a new shape in each call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmify import tvmify
 
 _SHAPES = [(batch, length, 8) for batch, length in product(range(2, 42), range(2, 27))]
 _PASSES = 10
-#: Bytes that may be due to anything else in the process.
+#: Bytes that anything else in the process may allocate.
 _SLACK = 1 << 20
 
 

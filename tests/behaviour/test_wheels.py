@@ -1,4 +1,4 @@
-"""Building: without a compiler; a wheel for several versions of PyTorch of wheels for one each."""
+"""Builds without a compiler, and wheels for several versions of PyTorch merged from one each."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_description_has_no_links_that_an_index_breaks(tmp_path: Path, release: 
     assert "shapes.md" in text
 
 
-def test_the_result_has_each_native_part_and_asks_for_one_of_its_pytorches(tmp_path: Path) -> None:
+def test_the_result_has_each_native_part_and_requires_one_of_its_pytorches(tmp_path: Path) -> None:
     made = merge(tmp_path, wheel(tmp_path, "2.11"), wheel(tmp_path, "2.14"))
     assert made.stdout.strip() == str(tmp_path / NAME), made.stderr
     with zipfile.ZipFile(tmp_path / NAME) as archive:

@@ -66,7 +66,7 @@ def test_after_a_rejection_only_other_code_is_loaded(
     key, artifact = only_entry(disk)
     with pytest.warns(TvmifyWarning, match="it failed"):
         load_or_build.reject(key, artifact, RuntimeError("it failed"), CompileOptions.of({}))
-    # A remote cache may go on serving it, or another process have built it again.
+    # A remote cache may still serve it, or another process may have built it again.
     other = dataclasses.replace(artifact, library=artifact.library + b"\0")
     disk.store(key, other if repaired else artifact)
     again = tvmify(copy.deepcopy(net), target="llvm")

@@ -1,4 +1,4 @@
-"""Programs for a GPU, as far as they can be looked at on a machine without one."""
+"""Programs for a GPU, as far as they can be tested without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machi
 
 
 def compiled(*features: str) -> Any:
-    """Return x[4, 16] + x, with code that says that it needs these."""
+    """Return x[4, 16] + x, with code that declares these requirements."""
     library = torch.frombuffer(bytearray(programs.added().library), dtype=torch.uint8)
     return torch.classes.tvmify.CompiledModule("", library, list(features), [])
 
@@ -34,7 +34,7 @@ def test_code_for_a_gpu_is_refused_with_the_reason():
         module.load()
 
 
-def test_code_for_a_gpu_takes_no_tensors_of_the_cpu():
+def test_code_for_a_gpu_refuses_tensors_on_the_cpu():
     with pytest.raises(TypeError, match="has tensors on cpu"):
         compiled("cuda:sm_90a").forward([torch.zeros(4, 16)])
 
@@ -100,7 +100,7 @@ def test_a_module_on_another_device_is_interpreted_there(small: Path):
 
 
 def test_the_memory_of_a_machine_can_be_torchs(tmp_path: Path):
-    # As it is on a GPU, with the allocator of the CPU in the place of that of a GPU.
+    # As on a GPU, but with the allocator of the CPU.
     def main(x: Any) -> Any:
         builder = tvm.relax.BlockBuilder.current()
         assert builder is not None
@@ -120,4 +120,4 @@ def test_the_memory_of_a_machine_can_be_torchs(tmp_path: Path):
         result = machine["main"](given)
     torch.testing.assert_close(torch.from_dlpack(result), expected)
     moved = [event.cpu_memory_usage for event in profile.events() or [] if event.name == "[memory]"]
-    assert sorted(moved) == [-4 * size, 4 * size, 4 * size]  # what is left is the result
+    assert sorted(moved) == [-4 * size, 4 * size, 4 * size]  # the result remains

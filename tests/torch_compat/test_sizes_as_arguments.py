@@ -1,4 +1,4 @@
-"""Programs recorded for any size, with functions that take sizes as plain integers."""
+"""Programs for any size, with functions that take sizes as plain integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to rows of an argument: in its own memory where nothing else reads the old elements."""
+"""Writes to rows of an argument: in place if nothing else reads the old elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmify.compiler.frontend.decompositions import decompose
 from tvmify.compiler.frontend.sharing import written_bases
 from tvmify.compiler.frontend.writes import writes_in_place
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised by torch.export
 
 Forward = Callable[[Tensor, Tensor, Tensor], Any]
 
@@ -166,7 +166,7 @@ def test_rows_without_other_readers_are_written_in_place(forward: Forward, count
         torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
         assert given[0].data_ptr() == memory
         for result in results if isinstance(results, tuple) else [results]:
-            result.add_(1)  # is a tensor of its own, or the argument
+            result.add_(1)  # a separate tensor, or the argument
         for result in expected if isinstance(expected, tuple) else [expected]:
             result.add_(1)
         torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)

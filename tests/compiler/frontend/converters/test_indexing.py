@@ -259,7 +259,7 @@ def test_errors_match_eager(name: str):
 
 
 def test_index_add_refuses_negative_positions():
-    """Unlike `index_put`, which counts it from the end."""
+    """Unlike `index_put`, which counts them from the end."""
 
     def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return x.index_add(0, i, x[:2], alpha=2)
