@@ -275,8 +275,10 @@ class Importer(ExportedProgramImporter):
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         refuse_what_raises(node, self.sizes)
-        if isinstance(expected, torch.Tensor) and is_empty(expected):
-            return self._empty(expected)
+        results = expected if isinstance(expected, (tuple, list)) else [expected]
+        if results and all(isinstance(r, torch.Tensor) and is_empty(r) for r in results):
+            empty = tuple(map(self._empty, results))
+            return empty if isinstance(expected, (tuple, list)) else empty[0]
         name = operators.short_name(node)
         if operators.is_random(node) or node.target is operators.REPLAYED:
             return self._bridge(node)

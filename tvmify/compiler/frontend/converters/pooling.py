@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -109,8 +110,10 @@ def average_pool(importer: Importer, node: fx.Node, *, rank: int) -> relax.Expr:
                 if not with_padding:
                     first, last = tirx.max(first, 0), tirx.min(last, e)
                 count = count * (last - first)
-            share = count.astype(image.dtype) if divisor is None else float(divisor)
-            return sums(*indices) / share
+            share = tirx.const(divisor, image.dtype) if divisor else count.astype(image.dtype)
+            # PyTorch truncates quotients of integers.
+            divide = operator.truediv if dtype.is_floating_point else tirx.truncdiv
+            return divide(sums(*indices), share)
 
         return te.compute(out, mean, name="window_mean")
 
