@@ -137,9 +137,11 @@ def _with_known_channels(
 )
 def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     """Each axis is averaged by a matrix, computed by torch itself."""
-    shape, out = importer.shape(node.args[0]), node.meta["val"].shape
+    shape, out = importer.shape(node.args[0]), importer.shape(node)
     sizes = list(node.args[1])  # type: ignore[arg-type]
     axes = range(len(shape) - len(sizes), len(shape))
+    if not is_static(*(extents[axis] for extents in (shape, out) for axis in axes)):
+        raise UnsupportedOperator([str(node.target)], "a size that it averages over is symbolic")
 
     def matrix(extent: int, result: int) -> torch.Tensor:
         eye = torch.eye(extent, dtype=torch.float64)[:, None]
@@ -188,7 +190,8 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
     """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
-    transposed = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= CONVOLUTION.many_channels
+    shape = sizes_of(result.ty.shape)
+    transposed = len(shape) == 4 and hint(shape[1]) >= CONVOLUTION.many_channels
     if transposed:
         result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}
