@@ -1,44 +1,46 @@
 # make demo             install everything into .venv, build the native part, search some sentences
 # make test             the tests; SAMPLE=1: all cases, in twice the time
-# make smoke            the tests of tests/smoke.txt, which touch every native entry point
-# make matrix           those with each supported PyTorch and Python (FULL=1: all tests), an hour and more
-# make aarch64          every kernel and the smoke tests in an emulator of AArch64 (hours); CPUS, TESTS
+# make smoke            the tests of tests/smoke.txt, which cover every native entry point
+# make matrix           smoke tests with each supported PyTorch and Python (FULL=1: all tests; over an hour)
+# make aarch64          every kernel and the smoke tests in an AArch64 emulator (hours); CPUS, TESTS
 # make sanitize         tests/runtime with address and undefined-behaviour sanitizers in the native part
 # make tsan             tests that share modules between threads, with the thread sanitizer
 # make fuzz             damaged and forged saved files and shapes, MUTANTS=100000 of them
 # make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
-# make models           architectures of transformers against eager, into docs/coverage.md (half an hour)
-# make libraries        networks of timm, diffusers and others against eager, into docs/coverage.md
+# make models           architectures of transformers against eager; writes docs/coverage.md (half an hour)
+# make libraries        networks of timm, diffusers and others against eager; writes docs/coverage.md
 #                       (half an hour)
-# make opinfo           PyTorch's operator samples against eager, into docs/coverage.md (hours)
-# make programs         2,000 random programs, 300 sequences and 1,000 layers against eager,
-#                       into docs/coverage.md
+# make opinfo           PyTorch's operator samples against eager; writes docs/coverage.md (hours)
+# make programs         2,000 random programs, 300 sequences and 1,000 layers against eager;
+#                       writes docs/coverage.md
 # make lint             ruff, pyright, clang-format and the import rules
 # make format           let ruff and clang-format rewrite the files
 # make bench            against eager, TorchScript, Inductor, OpenVINO, ONNX Runtime (an hour)
 # make bench-overhead   microseconds per call, next to eager PyTorch
 # make bench-startup    milliseconds of a new process with a warm cache, next to a cold compile
 # make bench-shapes     200 requests of random sizes, against eager, Inductor and OpenVINO; then programs
-#                       for any size against one for each size, and how long they take to build (half an hour)
-# make bench-generate   tokens of language models with caches, against eager and Inductor
+#                       for any size against one for each size, and their build times (half an hour)
+# make bench-generate   text generation with caches, against eager and Inductor
 # make bench-heuristic  the rules' kernels against a search, for 200 shapes (a quarter of an hour)
 # make structure        which scheduled functions differ from an earlier record (some minutes; QUICK=1: one)
-# make gpu-check        the tests and the benchmark that need an NVIDIA GPU, on a machine that has one,
-#                       with the python3 and packages that are there: CASES, CONTENDERS, ROUNDS
-# make gpu-bundle       what a first run on a GPU needs, built here: one archive; ARCH, CASES
+# make gpu-check        the tests and the benchmark for NVIDIA GPUs, on a machine that has one, with the
+#                       installed python3 and packages: CASES, CONTENDERS, ROUNDS
+# make gpu-bundle       an archive for a first run on a GPU, built on this machine; ARCH, CASES
 # make docs             the documentation, in build/docs; a warning is an error
-# make wheel            a wheel in dist/, tried out in a clean environment
+# make wheel            a wheel in dist/, tried in a clean environment
 # make wheels           one for each Python with native parts for each PyTorch, each tried (hours)
 # make clean            remove what the targets above made
 #
-# VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with,
-# TESTS="tests/cache -k key" what pytest is told. For `make bench`, MODELS="resnet18 mlp_*" and
-# CONTENDERS="eager tvmify" name a part, ROUNDS=3 is how often each is measured, THREADS="1 2" how
-# many threads it may use, and DTYPE=bfloat16 another type of weights and inputs. For `make test`,
-# `make sanitize`, `make tsan` and `make opinfo`, JOBS=2 is how many processes run at a time; for the last,
-# SAMPLES=2 is how many samples of each operator there are (0: all); for `make programs`, SEED=1 draws others. For `make structure`,
-# BEFORE=path is the record to hold against, made by the first run.
+# VENV=path puts the environment elsewhere, PYTHON=path chooses the Python that it is made with, and
+# TESTS="tests/cache -k key" has arguments for pytest.
+# For `make bench`, MODELS="resnet18 mlp_*" and CONTENDERS="eager tvmify" select a part, ROUNDS=3 is how
+# often each is measured, THREADS="1 2" are numbers of threads, DTYPE=bfloat16 is the dtype of weights and
+# inputs.
+# For `make test`, `make sanitize`, `make tsan` and `make opinfo`, JOBS=2 is the number of processes at a time.
+# For `make opinfo`, SAMPLES=2 is the number of samples per operator (0: all).
+# For `make programs`, SEED=1 draws other programs.
+# For `make structure`, BEFORE=path is the record to compare with, made by the first run.
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
@@ -52,7 +54,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 
-# Weights ship inside the Python packages; nothing is to be fetched at run time.
+# Weights ship inside Python packages; nothing is downloaded at run time.
 export HF_HUB_OFFLINE := 1
 
 NATIVE := $(shell find tvmify/native -name '*.cpp' -o -name '*.h' -o -name '*.hpp' 2>/dev/null)
@@ -67,16 +69,16 @@ DTYPE ?= float32
 THREADS ?= 2
 MUTANTS ?= 100000
 JOBS ?= 2
-# Whole files to a process, as the fixtures of a file may take long. A crash ends the run, because
+# Each file runs in one process, since its fixtures may take long. A crash ends the run, because
 # pytest-xdist 3.8 hangs after it has replaced a process (its issue 1378).
 PARALLEL = --numprocesses $(JOBS) --dist loadfile --max-worker-restart 0
-# What calls our native code from several threads.
+# Tests that call our native code from several threads.
 THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behaviour/test_serving.py \
     dispatch/test_dispatcher.py::test_concurrent_first_calls_build_once \
     dispatch/test_on_miss.py::test_threads_call_while_the_worker_builds \
     torch_compat/test_tracing.py::test_threads_compile_different_modules \
     behaviour/test_state.py::test_threads_of_one_stateful_module)
-# One in how many cases runs, of tests that compile a program for each.
+# One in this many cases runs, of tests that compile a program for each case.
 SAMPLE ?= 5
 SAMPLES ?= 0
 PROGRAMS ?= 2000
@@ -101,7 +103,7 @@ test: install
 smoke: install
 	$(BIN)/python -m pytest $(PARALLEL) $$(cat tests/smoke.txt)
 
-# ROWS="torch-2.11 python-3.13" names some. Each makes an environment and a native part of its own.
+# ROWS="torch-2.11 python-3.13" selects some. Each has its own environment and native part.
 matrix:
 	FULL=$(FULL) JOBS=$(JOBS) PYTHON_FOR_TORCH=$(PYTHON) .ci/matrix $(ROWS)
 
@@ -124,7 +126,7 @@ soak: install
 soak-serving: install
 	$(BIN)/python -m benchmarks.serving
 
-# Goes on where the last run was stopped; the results so far are in build/opinfo.
+# Continues where the last run stopped; the results so far are in build/opinfo.
 opinfo: install
 	$(BIN)/python -m conformance.opinfo run --jobs $(JOBS) --samples $(SAMPLES)
 	$(BIN)/python -m conformance.opinfo report
@@ -135,7 +137,7 @@ programs: install
 	$(BIN)/python -m conformance.sequences --sequences $(SEQUENCES) --seed $(SEED)
 	$(BIN)/python -m conformance.layers --layers $(LAYERS) --seed $(SEED)
 
-# What was tried before stays as it was; remove build/models to begin anew.
+# Earlier results are kept; remove build/models to start over.
 models: install
 	$(BIN)/python -m conformance.models run
 	$(BIN)/python -m conformance.models report
@@ -181,19 +183,19 @@ bench-heuristic: $(VENV)/.peers
 	$(BIN)/python -m benchmarks.heuristic measure --seconds 3600
 	$(BIN)/python -m benchmarks.heuristic report
 
-# The first run makes the record that later ones are held against.
+# The first run makes the record that later runs are compared with.
 structure: install
 	$(BIN)/python -m benchmarks.structure record build/structure/now.json $(if $(QUICK),--quick)
 	test -f $(BEFORE) || cp build/structure/now.json $(BEFORE)
 	$(BIN)/python -m benchmarks.structure compare $(BEFORE) build/structure/now.json
 
-# Installs nothing: with the python3 and the PyTorch that are there, the native part is built in place.
+# Installs nothing: builds the native part in place, with the installed python3 and PyTorch.
 gpu-check:
 	MAX_JOBS=$${MAX_JOBS:-16} python3 setup.py --quiet egg_info build_ext --inplace
 	python3 -m pytest -rs tests/gpu
 	python3 -m benchmarks.gpu --rounds $(ROUNDS) --cases '$(CASES)' --contenders '$(CONTENDERS)'
 
-# For a machine with a GPU and PyTorch, and neither network nor compilers: see docs/gpu.md.
+# For a machine with a GPU and PyTorch, but without network and compilers: see docs/gpu.md.
 gpu-bundle: install
 	$(BIN)/python -m benchmarks.gpu_bundle --arch $(ARCH) --cases '$(CASES)'
 
@@ -205,7 +207,7 @@ wheel: install
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	PYTHON=$(BIN)/python .ci/try-wheel dist/tvmify-*.whl
 
-# PYTHONS="3.11" TORCHES="2.13 2.15" name some.
+# PYTHONS="3.11" TORCHES="2.13 2.15" select some.
 wheels: install
 	PYTHON=$(BIN)/python JOBS=$(JOBS) .ci/wheels
 
@@ -213,8 +215,8 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info
 	find tvmify -name '*.so' -delete
 
-# Two stamps make a second run quick: the first stands for the dependencies, the second for our own
-# build of the native part. Python files need no build, the installation points at them.
+# Two stamp files make a second run quick: the first stands for the dependencies, the second for the
+# native part. Python files need no build, since the installation is editable.
 install: $(VENV)/.built
 
 $(VENV)/.dependencies: constraints.txt pyproject.toml
@@ -242,7 +244,7 @@ $(VENV)/.libraries: $(VENV)/.built
 	$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "$(EXTRA)" libraries)
 	touch $@
 
-# One that cannot be installed is a blank in the table.
+# A peer that cannot be installed is a blank in the table.
 $(VENV)/.peers: $(VENV)/.built
 	-$(PIP) install --quiet -c constraints.txt $$($(BIN)/python -c "$(EXTRA)" bench)
 	touch $@

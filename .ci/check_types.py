@@ -1,8 +1,8 @@
-"""Let pyright and mypy check what a user writes, against the tvmify of an environment.
+"""Check typical user code with pyright and mypy, against the tvmify of an environment.
 
     python .ci/check_types.py ENVIRONMENT/bin/python
 
-The checkers are those of the Python that runs this.
+The checkers are those installed for the Python that runs this script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 USER = Path(__file__).parents[1] / "tests" / "behaviour" / "ordinary_user.py"
-# "strict" also complains where an error is expected and there is none.
+# "strict" also reports expected errors that do not occur.
 MYPY = """
 [mypy]
 strict = True
@@ -26,7 +26,7 @@ follow_imports = silent
 
 
 def main(python: str) -> int:
-    """Return how many of the checkers complain; they print why."""
+    """Return how many of the checkers fail; they print why."""
     with tempfile.TemporaryDirectory() as place:
         user = shutil.copy(USER, place)
         pyright = {"reportUnnecessaryTypeIgnoreComment": "error"}

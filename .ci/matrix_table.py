@@ -1,8 +1,8 @@
-"""Bring the table in ``docs/versions.md`` up to date with ``build/matrix/results.tsv``.
+"""Update the table in ``docs/versions.md`` from ``build/matrix/results.tsv``.
 
     python .ci/matrix_table.py build/matrix/results.tsv docs/versions.md
 
-The last result of a row replaces what the table says of it; rows without a result stay.
+The last result of a row replaces the row in the table; rows without a result stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HEAD = "| row | PyTorch | Python | tests | result | date | commit | minutes |"
 
 
 class Run(NamedTuple):
-    """A line of the results, whose fields are in the order of `.ci/matrix`."""
+    """A line of the results, with fields in the order of `.ci/matrix`."""
 
     row: str
     torch: str
@@ -32,7 +32,7 @@ class Run(NamedTuple):
 
 
 def updated(page: str, runs: list[Run]) -> str:
-    """Return a page with its table brought up to date."""
+    """Return a page with its table updated."""
     lines = page.splitlines()
     start = lines.index(HEAD) + 2
     rows = list(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))

@@ -1,10 +1,10 @@
-"""Make one wheel of several that were built with different versions of PyTorch.
+"""Merge wheels that were built with different versions of PyTorch into one.
 
     python .ci/merge_wheels.py dist torch-2.13/tvmify-0.1.0-….whl torch-2.15/tvmify-0.1.0-….whl
 
-Each of these has the same Python files, and a native part: ``tvmify/_C.….so`` and ``tvmify/lib``.
+Each wheel has the same Python files, and its native part: ``tvmify/_C.….so`` and ``tvmify/lib``.
 The result has the Python files once, and each native part in ``tvmify/builds/torch-VERSION``,
-where ``tvmify/runtime/native.py`` and CMake look for the one that fits; it asks for one of these
+where ``tvmify/runtime/native.py`` and CMake look for the matching one. It requires one of these
 versions of PyTorch.
 """
 
@@ -50,7 +50,7 @@ def main(folder: str, *wheels: str) -> None:
 
 
 def unpacked(wheel: str, place: Path) -> Path:
-    """Unpack a wheel, with its checksums compared; return the folder with the packages."""
+    """Unpack a wheel and check its checksums; return the folder with the packages."""
     command = [sys.executable, "-m", "wheel", "unpack", wheel, "--dest", str(place)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     (tree,) = place.iterdir()
@@ -58,7 +58,7 @@ def unpacked(wheel: str, place: Path) -> Path:
 
 
 def torch_of(tree: Path) -> tuple[str, Path]:
-    """Return the version of PyTorch that an unpacked wheel asks for, and the file that says so."""
+    """Return the version of PyTorch that an unpacked wheel requires, and its metadata file."""
     (metadata,) = tree.glob("*.dist-info/METADATA")
     found = _TORCH.search(metadata.read_text(encoding="utf-8"))
     if found is None:
@@ -67,7 +67,7 @@ def torch_of(tree: Path) -> tuple[str, Path]:
 
 
 def check_same(first: Path, other: Path, native: list[Path]) -> None:
-    """End where two wheels differ in more than their native parts: they are of two commits."""
+    """Exit if two wheels differ in more than their native parts, as those of two commits do."""
     for path in sorted(other.glob("tvmify/**/*")):
         if path.is_dir() or any(path.is_relative_to(part) for part in native):
             continue
@@ -77,7 +77,7 @@ def check_same(first: Path, other: Path, native: list[Path]) -> None:
 
 
 def requirement(versions: list[str]) -> str:
-    """Return what pip may choose from: the range of these versions, less those that are missing."""
+    """Return the requirement for pip: the range of these versions, without missing ones."""
     supported = [row.version for row in runpy.run_path(str(VERSIONS))["TORCH"]]
     places = sorted(supported.index(version) for version in versions)
     major, _, last = supported[places[-1]].partition(".")

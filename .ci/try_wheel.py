@@ -1,6 +1,6 @@
 """Show that an installed wheel compiles a model (``builds``), or finds it on disk (``loads``).
 
-A path as second argument is where it then saves the model, for a C++ program.
+A path as second argument is where it saves the model, for a C++ program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Everything that runs a PyTorch module on the CPU, each at its best honest settings.
+"""Ways to run a PyTorch module on the CPU, each with its best settings that keep results exact.
 
-A contender takes a module and its arguments, and returns what is called from then on. What it does
-before that, imports of its own included, counts as its first call.
+A contender takes a module and its arguments, and returns the function to call from then on. The
+time until then, including its own imports, counts as part of its first call.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Setting:
-    """Around a contender.
+    """What a contender gets, and what it reports back.
 
     Attributes
     ----------
     threads
-        That it may use.
+        The number of threads that it may use.
     onnx
-        The model as an ONNX file, exported once for all; it may be missing.
+        The model as an ONNX file, exported once for all contenders; it may be missing.
     export_seconds
-        What the export took: whoever reads the file adds it to its first call.
+        The time of the export, added to the first call of each contender that reads the file.
     used_onnx
         Set by a contender that read the file.
     remark
-        Set by a contender that has something to say below the table; asked after the first call.
+        Set by a contender that needs a note below the table; read after the first call.
     """
 
     threads: int
@@ -48,7 +48,7 @@ class Setting:
 
 
 def eager(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callable[[], Any]:
-    """As everybody runs it."""
+    """PyTorch without a compiler."""
     return lambda: module(*args)
 
 
@@ -57,7 +57,7 @@ def torchscript(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated; still it is a peer
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, but still a peer
         try:
             scripted: Any = torch.jit.script(module)
         except Exception:  # transformers cannot be scripted, and fail in all kinds of ways
@@ -68,7 +68,7 @@ def torchscript(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -
 
 
 def inductor(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callable[[], Any]:
-    """``torch.compile`` as it comes."""
+    """``torch.compile`` with its default options."""
     import torch
 
     compiled = torch.compile(module)
@@ -78,7 +78,7 @@ def inductor(module: nn.Module, args: tuple[Tensor, ...], _: Setting) -> Callabl
 def inductor_freezing(
     module: nn.Module, args: tuple[Tensor, ...], setting: Setting
 ) -> Callable[[], Any]:
-    """``torch.compile`` with weights as constants: folded batch-norms, packed weights."""
+    """``torch.compile`` with weights as constants: folded batch norms, packed weights."""
     import torch._inductor.config
 
     torch._inductor.config.freezing = True
@@ -86,9 +86,9 @@ def inductor_freezing(
 
 
 def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
-    """From the module itself, or from ONNX where that fails; for latency.
+    """Convert the module, or its ONNX file if that fails; optimize for latency.
 
-    In the type of the module: it takes one of bfloat16 in float32, with leave to round.
+    A bfloat16 module is converted in float32, and OpenVINO is told to compute in bfloat16.
     """
     import openvino as ov  # pyright: ignore[reportMissingImports]
     import torch
@@ -119,7 +119,7 @@ def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> C
 
 
 def onnx_runtime(_: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
-    """From ONNX, with all optimizations."""
+    """Run the ONNX file with all optimizations."""
     import onnxruntime  # pyright: ignore[reportMissingImports]
 
     if not setting.onnx.exists():
@@ -136,7 +136,7 @@ def onnx_runtime(_: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Ca
 
 
 def tvmify(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
-    """Decorated, without an option."""
+    """Decorate the module, with default options."""
     from tvmify import tvmify as decorate
 
     fast = decorate(module, progress=False)
@@ -146,16 +146,16 @@ def tvmify(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Cal
 
 @dataclass(frozen=True)
 class Contender:
-    """How one is called and shown.
+    """A contender's name in the table, and how to run it.
 
     Attributes
     ----------
     title
-        For the table.
+        Its name in the table.
     prepare
-        As this file's description says.
+        Takes a module and its arguments, and returns the function to call.
     mode
-        Of `torch`: Inductor folds weights under ``no_grad`` only.
+        The grad mode of its calls: Inductor folds weights only under ``no_grad``.
     """
 
     title: str

@@ -4,9 +4,9 @@
     python -m benchmarks.heuristic measure --only matmul    likewise, while nothing else runs
     python -m benchmarks.fit
 
-Prints the fields of ``costs.Matmul`` that `nanoseconds` is linear in: the present value, the one
-with the least squares of relative errors (none negative), and how far both are from the times. On
-a busy machine the error is large, and the values mean little.
+Prints, for the fields of ``costs.Matmul`` in which `nanoseconds` is linear, the present values and
+the fitted ones: non-negative least squares of the relative errors. Then it prints the error of
+both. On a busy machine the error is large, and the values mean little.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.kernels.matmul.plan import Plan, Workload
 from tvmify.compiler.microarchitecture import Microarchitecture
 
-#: The fields that the estimate is linear in.
+#: The fields in which the estimate is linear.
 FITTED: tuple[str, ...] = (
     "cycle",
     "far_byte",
@@ -51,7 +51,7 @@ class Timing:
     Attributes
     ----------
     work, plan
-        The product, and how it is cut.
+        The product, and how it is blocked.
     nanoseconds
         The time, with `cores` threads.
     """
@@ -81,7 +81,7 @@ def estimator(machine: Microarchitecture) -> Callable[[Timing, Mapping[str, floa
 
 
 def fit(timings: list[Timing], machine: Microarchitecture) -> Fit:
-    """Fit the fields to times: least squares of relative errors, with no negative value."""
+    """Fit the fields to times: non-negative least squares of the relative errors."""
     estimate = estimator(machine)
     zero = dict.fromkeys(FITTED, 0.0)
     rows, targets = [], []
@@ -133,7 +133,9 @@ def main() -> None:
     from tvmify.runtime import cpu_features
     from tvmify.target import target_for
 
-    parser = argparse.ArgumentParser(description="Costs of matrix products from measured times")
+    parser = argparse.ArgumentParser(
+        description="Fit the costs of matrix products to measured times."
+    )
     parser.add_argument("--folder", type=Path, default=Path("build/heuristic"))
     options = parser.parse_args()
     prepare_tvm()

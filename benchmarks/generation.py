@@ -2,9 +2,9 @@
 
     python -m benchmarks.generation [--models gpt2,llama_static] [--tokens 32] [--rounds 3]
 
-Models whose names end in ``_static`` have a `StaticCache`, others a `DynamicCache`. Weights are
-random. Each contender generates the same tokens in a process of its own. Times are CPU
-seconds, as in ``benchmarks.requests``; divide the tokens that are printed by them.
+Models whose names end in ``_static`` use a `StaticCache`, others a `DynamicCache`. Weights are
+random. Each contender generates the same tokens in its own process. Times are CPU seconds, as in
+``benchmarks.requests``; for tokens per second, divide the printed number of tokens by them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _pass(name: str, model: str, count: int) -> Pass:
     torch.set_grad_enabled(False)
     network, programs = _model(model.removesuffix(_STATIC)), None
     cache = "static" if model.endswith(_STATIC) else None
-    # transformers' own compilation, which is for GPUs, stays out of it.
+    # Turn off transformers' own compilation, which is for GPUs.
     options: dict[str, Any] = {
         "cache_implementation": cache,
         "disable_compile": True,
@@ -72,7 +72,7 @@ def _describe(count: int) -> str:
 
 
 def main() -> None:
-    """Be the driver, or one of the contenders."""
+    """Run as the driver, or as one of the contenders."""
     module, counted = "benchmarks.generation", ("tokens", 32)
     passes.main(module, MODELS, CONTENDERS, _pass, counted, _describe)
 

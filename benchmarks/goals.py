@@ -1,4 +1,4 @@
-"""What tvmify promises to reach with two threads, and whether it does."""
+"""The goals of tvmify with two threads, and whether it meets them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.results import Row, geometric_mean
 
-#: Of the models' names: the ratio of our time to the best peer's, and to eager's, at most.
+#: By model: the largest ratios of our time to the best peer's and to eager's.
 PER_MODEL: dict[str, tuple[float, float]] = {
     "resnet18": (0.80, 0.30),
     "mobilenet_v2": (0.90, 0.25),
@@ -25,18 +25,18 @@ FIRST_CALL = 0.60
 
 
 class Goal(NamedTuple):
-    """One promise.
+    """One goal.
 
     Attributes
     ----------
     subject
-        What it is about.
+        The model, or group of models.
     measure
-        Which ratio.
+        The name of the ratio.
     bound
-        The largest ratio that meets it.
+        The largest ratio that meets the goal.
     reached
-        The ratio that was measured, or None.
+        The measured ratio, or None.
     """
 
     subject: str
@@ -46,12 +46,12 @@ class Goal(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it was measured and holds."""
+        """Whether the ratio was measured and is within the bound."""
         return self.reached is not None and self.reached <= self.bound
 
 
 def goals(rows: list[Row]) -> list[Goal]:
-    """Return every goal that these rows say something about."""
+    """Return the goals that apply to these rows."""
     found: list[Goal] = []
     measures: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
         ("tvmify / best peer", lambda row: row.to_best_peer),

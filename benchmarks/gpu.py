@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu [--cases resnet50*] [--contenders eager,tvmify] [--together]
 
-As `benchmarks.run`: each contender is a process of its own, and they take turns. Results are
-written after each case, and what fails or takes too long is a blank with its reason. Contenders
-become ready one after the other, with the GPU to themselves; with ``--together`` all at once: that
-is faster, and disturbs those that time candidates.
+As in `benchmarks.run`, each contender has its own process, and they take turns. Results are
+written after each case. A contender that fails or takes too long leaves a blank with the reason.
+Contenders prepare one after the other, with the GPU to themselves. With ``--together`` they prepare
+all at once, which is faster but disturbs those that time candidates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.process import Worker, WorkerError, take_turns
 from benchmarks.results import Result
 
 OURS, PEER, BASELINE = "tvmify", "max-autotune", "eager"
-#: Our time over the peer's and, where a batch is one example, over eager's; our error over eager's.
+#: Goals: our time over the peer's; over eager's, for batches of one; our error over eager's.
 TO_PEER, TO_EAGER, ERROR = 1.0, 0.6, 2.0
 
 
@@ -39,9 +39,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="tvmify and its peers on an NVIDIA GPU.")
     parser.add_argument("--cases", default="*", help="names or patterns (default: all)")
     parser.add_argument("--contenders", default="*", help="names or patterns (default: all)")
-    parser.add_argument("--rounds", type=int, default=5, help="bursts of each (default: 5)")
-    parser.add_argument("--seconds", type=float, default=450, help="for all of it (default: 450)")
-    parser.add_argument("--together", action="store_true", help="all become ready at once")
+    parser.add_argument("--rounds", type=int, default=5, help="bursts per contender (default: 5)")
+    parser.add_argument("--seconds", type=float, default=450, help="time limit (default: 450)")
+    parser.add_argument("--together", action="store_true", help="all prepare at once")
     parser.add_argument("--output", type=Path, default=Path("build/bench/gpu.json"))
     given = parser.parse_args(arguments)
     try:
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write(path: Path, measured: dict[str, dict[str, Result]], machine: str, rounds: int) -> None:
-    """Write what was measured so far."""
+    """Write the results so far."""
     records = [result.record() for results in measured.values() for result in results.values()]
     record = {"machine": machine, "rounds": rounds, "results": records}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,16 +82,16 @@ def write(path: Path, measured: dict[str, dict[str, Result]], machine: str, roun
 
 
 class Comparison:
-    """The contenders in one case, each a process; one that fails has a reason for a result.
+    """The contenders in one case, each in its own process; a failure's result is the reason.
 
     Parameters
     ----------
     name
-        Of the case.
+        The name of the case.
     contenders
         Their names.
     rounds
-        How many bursts each has.
+        The number of bursts of each.
     stack
         Ends their processes.
     """
@@ -106,7 +106,7 @@ class Comparison:
         self._ready: dict[str, Worker] = {}
 
     def start(self, contender: str) -> None:
-        """Start the process of one; the reference comes first, and writes what all others read."""
+        """Start a contender's process; the reference starts first, and writes what others read."""
         if contender in self.results and self.results[contender].reason:
             return
         command = [sys.executable, "-m", "benchmarks.gpu_worker", self.name, contender]
@@ -114,8 +114,8 @@ class Comparison:
         self._starting[contender] = self._stack.enter_context(worker)
 
     def wait(self, end: float) -> None:
-        """Wait until those that were started are ready, or the clock shows this time."""
-        end -= self._rounds * len(self.results) * 2 * BURST  # what measuring takes
+        """Wait until the started contenders are ready, or until the clock reaches `end`."""
+        end -= self._rounds * len(self.results) * 2 * BURST  # leave time to measure
         if (reference := self._starting.pop(REFERENCE, None)) is not None:
             try:
                 reference.answer(end - time.monotonic())
@@ -134,14 +134,14 @@ class Comparison:
             self._ready[contender] = worker
 
     def measured(self) -> dict[str, Result]:
-        """Measure those that are ready, end all processes, and return the results."""
+        """Measure the contenders that are ready, end all processes, and return the results."""
         with self._stack:
             take_turns(self._ready, self.results, self._rounds)
         return self.results
 
 
 def get_ready(comparisons: Sequence[Comparison], contenders: Sequence[str], end: float) -> None:
-    """Let contenders compile, in all cases at once, until the clock shows this time."""
+    """Let contenders compile, in all cases at once, until the clock reaches `end`."""
     for one in comparisons:
         for contender in contenders:
             one.start(contender)
@@ -150,7 +150,7 @@ def get_ready(comparisons: Sequence[Comparison], contenders: Sequence[str], end:
 
 
 def table(measured: dict[str, dict[str, Result]], machine: str) -> Table:
-    """Return one row for each case: times, ratios and whether they are what was promised."""
+    """Return one row for each case: times, ratios and whether they meet the goals."""
     shown = Table(title=f"{machine}; milliseconds", title_justify="left", box=None)
     for title in ("", *CONTENDERS, "/ autotune", "/ eager", "first call s", "error / eager's"):
         shown.add_column(title, justify="right" if title else "left")

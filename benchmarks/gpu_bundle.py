@@ -1,10 +1,10 @@
-"""Build, without a GPU, all that a first run on one needs: one archive; nothing is installed there.
+"""Build one archive, without a GPU, for a first run on a machine that has one and installs nothing.
 
     python -m benchmarks.gpu_bundle [--arch sm_90a] [--cases '*'] [--output FILE.tar.xz]
 
-In it are tvmify without its compiler, TVM's runtime, and each of the GPU benchmark's cases twice:
-as a file of `tvmify.save` with code for the GPU, and as a program of ``torch.export`` for eager
-PyTorch. All weights are zero there, so that the archive is small; ``run.py`` fills them.
+It contains tvmify without its compiler, TVM's runtime, and each case of the GPU benchmark twice: as
+a file of `tvmify.save` with code for the GPU, and as a program of ``torch.export`` for eager
+PyTorch. All weights are zero, so that the archive is small; ``run.py`` fills them.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ import tvmify
 from benchmarks.gpu_worker import CASES, loaded
 from benchmarks.models import chosen
 
-#: What an upload may be.
+#: The largest archive that can be uploaded.
 MOST_BYTES = 60 << 20
 RUNNER = Path(__file__).with_name("gpu_first_run.py")
-#: Of TVM, the parts that run programs; each needs a module of its name to be found.
+#: The parts of TVM that run programs; each is found by a module of that name.
 RUNTIMES = {"tvm": ["libtvm_runtime.so", "libtvm_runtime_cuda.so"], "tvm_ffi": ["libtvm_ffi.so"]}
-#: Packages whose versions tvmify asks for, and packages that it imports and PyTorch does not bring.
+#: Packages whose versions tvmify looks up, and those it imports that PyTorch does not install.
 DISTRIBUTIONS = ("tvmify", "apache-tvm", "apache-tvm-ffi")
 IMPORTED = ("cachetools", "platformdirs")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Build the archive, and refuse one that is too large."""
-    parser = argparse.ArgumentParser(description="All that a first run on a GPU needs.")
-    parser.add_argument("--arch", default="sm_90a", help="of the GPU (default: sm_90a)")
+    parser = argparse.ArgumentParser(description="Pack an archive for a first run on a GPU.")
+    parser.add_argument("--arch", default="sm_90a", help="GPU architecture (default: sm_90a)")
     parser.add_argument("--cases", default="*", help="names or patterns (default: all)")
     parser.add_argument("--output", type=Path, default=Path("build/gpu-bundle.tar.xz"))
     given = parser.parse_args(arguments)
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def add_runtime(site: Path) -> None:
-    """Copy tvmify and what it loads, as if it was installed, but for compilers."""
+    """Copy tvmify and what it loads as if installed, without compilers."""
     package = Path(tvmify.__path__[0])
     unwanted = shutil.ignore_patterns("__pycache__", "compiler", "native", "share")
     shutil.copytree(package, site / "tvmify", ignore=unwanted)

@@ -2,9 +2,9 @@
 
     python3 gpu-bundle/run.py [--cases gpt2*] [--seconds 0.5]
 
-It is the ``run.py`` of what `benchmarks.gpu_bundle` packs, and needs Python and PyTorch alone. Each
-case is a process of its own, which writes its line to ``results.jsonl`` beside this file; one that
-fails is a line with the reason. It ends with 1 if one failed or had other results than eager.
+`benchmarks.gpu_bundle` packs it as ``run.py``; it needs only Python and PyTorch. Each case runs in
+its own process and appends a line to ``results.jsonl`` beside this file; a failed case has the
+reason there. The exit code is 1 if a case failed or its results differ from eager's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.jsonl"
 #: Largest difference from eager over the largest value: float16 has three digits.
 TOLERANCE = 0.02
-#: A case that takes longer hangs.
+#: A case that takes longer counts as hanging.
 PATIENCE = 240  # seconds
 
 
 def main() -> int:
-    """Run the cases one after the other; return how the process should end."""
+    """Run the cases one after the other; return the exit code."""
     parser = argparse.ArgumentParser(description="Programs built elsewhere, on this GPU.")
     parser.add_argument("--cases", default="*", help="a name or pattern (default: all)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each burst (default: 0.5)")
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="length of a burst (default: 0.5)"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -93,7 +95,7 @@ def measured(name: str, seconds: float) -> dict[str, Any]:
 
 
 def fill(module: Any) -> None:
-    """Give a module weights of usual sizes, the same in every process."""
+    """Fill a module with weights of usual magnitude, the same in every process."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +125,7 @@ def relative(result: Any, expected: Any) -> float:
 
 
 def replayed(call: Callable[[], Any], args: tuple[Any, ...]) -> Callable[[], Any]:
-    """Return the same call as a CUDA graph, with inputs that are copied in."""
+    """Return the call as a replayed CUDA graph, with inputs copied in."""
     import torch
 
     stream = torch.cuda.Stream()

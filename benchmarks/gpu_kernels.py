@@ -1,9 +1,9 @@
-"""Which kernels a call launches on an NVIDIA GPU, and how long each takes there.
+"""The kernels that a call launches on an NVIDIA GPU, and the time of each.
 
     python -m benchmarks.gpu_kernels CASE [--contenders eager,tvmify] [--output FILE]
 
-Each contender is a process of its own. Times are the GPU's, from PyTorch's profiler, also of
-kernels that a CUDA graph launches; what the host takes between them is in `benchmarks.gpu`.
+Each contender runs in its own process. Times are GPU times from PyTorch's profiler, also for
+kernels that a CUDA graph launches. `benchmarks.gpu` includes the host's time between them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The kernels of a call on an NVIDIA GPU.")
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--contenders", default="*", help="names or patterns (default: all)")
-    parser.add_argument("--seconds", type=float, default=120, help="for each (default: 120)")
-    parser.add_argument("--output", type=Path, help="where to write them as JSON")
+    parser.add_argument(
+        "--seconds", type=float, default=120, help="time limit per contender (default: 120)"
+    )
+    parser.add_argument("--output", type=Path, help="write the kernels to this JSON file")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -67,7 +69,7 @@ def _in_process(case: str, contender: str, seconds: float) -> dict[str, Any]:
 
 
 def profiled(case: str, contender: str) -> dict[str, Any]:
-    """Return the kernels of a call: how often each is launched, and its microseconds in all."""
+    """Return the kernels of a call: how often each is launched, and its total microseconds."""
     with torch.inference_mode():
         module, args = loaded(CASES[case])
         call = CONTENDERS[contender](module, args)
@@ -91,7 +93,7 @@ def profiled(case: str, contender: str) -> dict[str, Any]:
 
 
 def rendered(case: str, contender: str, measured: dict[str, Any]) -> str:
-    """Return a table of what `profiled` returned, or why there is nothing."""
+    """Return the result of `profiled` as a table, or the reason why there is none."""
     if "reason" in measured:
         return f"{case}, {contender}: {measured['reason']}"
     kernels = measured["kernels"]

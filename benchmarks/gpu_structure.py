@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_structure [--arch sm_90a] [--cases 'resnet50*']
 
-Prints a table in Markdown, a row for each case of `benchmarks.gpu_worker`. A launch is a kernel of
-ours, or an operator that PyTorch computes, whose libraries may launch several kernels. Bytes are
-those that each reads and writes once, without what caches save or a library adds. Registers are
+Prints a Markdown table with a row for each case of `benchmarks.gpu_worker`. A launch is one of our
+kernels, or an operator that PyTorch computes, which may launch several. Bytes count each operand
+and result once, without the effect of caches or the scratch memory of libraries. Registers are
 those of our kernel that needs the most, as ptxas reports them.
 """
 
@@ -42,11 +42,11 @@ class Structure:
     kernels
         Calls of our own kernels, by the rule that scheduled them.
     operators
-        Calls of PyTorch's operators, by name; views are none.
+        Calls of PyTorch's operators, by name, without views.
     moved
         Bytes that all of these read and write.
     registers
-        Of each of our kernels, a thread's.
+        Registers per thread of each of our kernels.
     """
 
     kernels: Counter[str] = field(default_factory=Counter)
@@ -55,7 +55,7 @@ class Structure:
     registers: list[int] = field(default_factory=list)
 
     def row(self, name: str) -> str:
-        """Return it as a row of the table."""
+        """Return the row of the table."""
         ours, theirs = self.kernels.total(), self.operators.total()
         counts = ", ".join(f"{count} {name}" for name, count in self.operators.most_common())
         most = max(self.registers, default=0)
@@ -69,8 +69,8 @@ HEAD = """| case | launches | our kernels | PyTorch's operators | MB moved | reg
 
 def main(arguments: list[str] | None = None) -> None:
     """Count, and print."""
-    parser = argparse.ArgumentParser(description="What programs for a GPU consist of.")
-    parser.add_argument("--arch", default="sm_90a", help="of the GPU (default: sm_90a)")
+    parser = argparse.ArgumentParser(description="The structure of programs for a GPU.")
+    parser.add_argument("--arch", default="sm_90a", help="GPU architecture (default: sm_90a)")
     parser.add_argument("--cases", default="*", help="names or patterns (default: all)")
     given = parser.parse_args(arguments)
     try:
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
 def structure(
     module: torch.nn.Module, args: tuple[torch.Tensor, ...], arch: str = "sm_90a"
 ) -> Structure:
-    """Return what the program of a module for a GPU consists of."""
+    """Compile a module for a GPU, and return the structure of the program."""
     from tvmify.compiler.environment import prepare_tvm
 
     prepare_tvm()

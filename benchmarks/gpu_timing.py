@@ -1,4 +1,4 @@
-"""How long a call takes on an NVIDIA GPU. It needs nothing but PyTorch."""
+"""Times calls on an NVIDIA GPU; needs only PyTorch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FEWEST_CALLS = 20
 
 
 def burst(call: Callable[[], Any], seconds: float = BURST) -> dict[str, Any]:
-    """Call for some time; return the milliseconds that the GPU sees pass from call to result.
+    """Call for some time; return milliseconds from call to result, by the GPU's clock.
 
-    Each call starts on an idle GPU, so that what the host needs to launch it counts, too.
+    Each call starts on an idle GPU, so that the host's time to launch it counts, too.
     """
     call()
     torch.cuda.synchronize()

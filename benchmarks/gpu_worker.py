@@ -1,8 +1,8 @@
-"""A process that is one contender on an NVIDIA GPU; it answers as `benchmarks.worker` does.
+"""The process of one contender on an NVIDIA GPU; it answers as `benchmarks.worker` does.
 
     python -m benchmarks.gpu_worker CASE CONTENDER FOLDER
 
-One of them, the reference, writes what the outputs should be, and ends.
+The reference contender only writes the expected outputs.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from benchmarks.reference import OUTPUTS
 from benchmarks.worker import largest_error
 
 DEVICE = "cuda"
-#: The contender that only writes what the outputs should be.
+#: The contender that only writes the expected outputs.
 REFERENCE = "reference"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model as it is run on a GPU.
+    """A model as it runs on a GPU.
 
     Attributes
     ----------
     model
         Its name in `benchmarks.models.MODELS`.
     batch
-        How many of the model's examples make a batch.
+        The number of the model's examples in a batch.
     tokens
-        The length of the sequences, where the model's own is not meant.
+        The length of the sequences, if it is not the model's default.
     """
 
     model: str
@@ -49,8 +49,8 @@ class Case:
     tokens: int | None = None
 
 
-#: All in float16, images and their convolutions with channels last. In the order in which they are
-#: run: what a first look at a GPU wants to know comes first.
+#: All in float16, images and their convolutions with channels last. They run in this order, the
+#: most informative ones first.
 CASES = {
     "gpt2_decode_1": Case("gpt2_decode"),
     "mlp_1": Case("mlp_1"),
@@ -87,24 +87,24 @@ def _batched(tensor: torch.Tensor, case: Case) -> torch.Tensor:
 
 
 def eager(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """As everybody runs it."""
+    """PyTorch without a compiler."""
     return lambda: module(*args)
 
 
 def reduce_overhead(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """``torch.compile`` with CUDA graphs and PyTorch's libraries for products and convolutions."""
+    """``torch.compile`` with CUDA graphs, and libraries for products and convolutions."""
     compiled = torch.compile(module, mode="reduce-overhead")
     return lambda: compiled(*args)
 
 
 def max_autotune(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """``torch.compile`` at its best: templates are timed, and CUDA graphs are replayed."""
+    """``torch.compile`` with its strongest settings: templates are timed, CUDA graphs replayed."""
     compiled = torch.compile(module, mode="max-autotune")
     return lambda: compiled(*args)
 
 
 def tvmify(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[[], Any]:
-    """Decorated, with CUDA graphs, and as tuned as the one before."""
+    """Decorate the module, with CUDA graphs and tuning."""
     from tvmify import tvmify as decorate
 
     fast = decorate(
@@ -113,7 +113,7 @@ def tvmify(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> Callable[
     return lambda: fast(*args)
 
 
-#: The slowest to begin comes last: where time is short, it is what is left out.
+#: The slowest to prepare comes last, so that it is left out if time runs short.
 CONTENDERS = {
     "eager": eager,
     "tvmify": tvmify,
@@ -126,7 +126,7 @@ CONTENDERS = {
 
 
 def make_reference(case: Case, path: Path) -> None:
-    """Write the outputs of a model in float64, of the weights and inputs that float16 has."""
+    """Write the outputs of a model in float64, for weights and inputs rounded to float16."""
     module, args = loaded(case)
     wide = [arg.double() if arg.is_floating_point() else arg for arg in args]
     outputs = pytree.tree_leaves(module.double()(*wide))
@@ -134,7 +134,7 @@ def make_reference(case: Case, path: Path) -> None:
 
 
 def main() -> None:
-    """Keep standard output for the answers: compilers print to it."""
+    """Reserve standard output for the answers: compilers print to it."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     name, contender, folder = sys.argv[1:]
@@ -156,7 +156,7 @@ def main() -> None:
             error = largest_error(outputs, torch.load(Path(folder, OUTPUTS)))
             for _ in range(3):  # graphs are captured after some calls
                 call()
-        except Exception as failure:  # whatever a contender cannot do is a blank with its reason
+        except Exception as failure:  # a failure is a blank with its reason
             answer({"reason": f"{type(failure).__name__}: {first_line(failure)}"})
             return
         answer({"first_call_s": first, "error": error})

@@ -1,12 +1,12 @@
-"""Hold the rules' choice of kernel against a search.
+"""Compare the kernels that the rules choose with the fastest of a search.
 
     python -m benchmarks.heuristic build      every candidate for every shape of shapes.txt
-    python -m benchmarks.heuristic measure    them, those most in doubt several times
-    python -m benchmarks.heuristic report     the rules' present choice against the fastest
+    python -m benchmarks.heuristic measure    time them, the most doubtful shapes several times
+    python -m benchmarks.heuristic report     compare the rules' present choice with the fastest
 
 The first two stop after some seconds: run them again until nothing is left. Kernels and times are
-kept, so that a change of the rules needs only the candidates that are new; a change of a kernel's
-code needs another folder. On a machine that is shared, run ``measure`` when nothing else runs.
+kept, so a change of the rules needs only its new candidates; a change of a kernel's code needs
+another folder. On a shared machine, run ``measure`` when nothing else runs.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tvmify.compiler.environment import prepare_tvm
 from tvmify.runtime import cpu_features, measure
 from tvmify.target import target_for
 
-#: For each distance from the fastest, in percent, the share of shapes that should be within it.
+#: By distance from the fastest, in percent: the share of shapes that should be within it.
 GOALS = {10: 0.80, 25: 1.00}
-#: A shape that seems to lose more than the first number is measured as often as the second says,
-#: since of ten candidates one is the fastest by luck.
+#: A shape that seems to lose more than the first number is measured this many times, since one of
+#: ten candidates is the fastest by luck.
 _DOUBTFUL, _VISITS = 0.05, 5
-#: Seconds after which the building of a kernel is worth a line.
+#: A kernel that takes more seconds to build is reported.
 _SLOW = 3.0
 
 
 @dataclass
 class Record:
-    """What is known of a shape: the seconds of its candidates, each time they were measured."""
+    """The measurements of a shape: seconds of its candidates, for each visit."""
 
     visits: list[dict[str, float]] = field(default_factory=list)
 
@@ -55,10 +55,10 @@ class Record:
         return any(wanted <= visit.keys() for visit in self.visits)
 
     def times(self, base: str) -> dict[str, float]:
-        """Return how many times as long as `base` each candidate takes.
+        """Return the time of each candidate relative to `base`.
 
-        Of each visit that has both, as the machine may be faster at one than at another; the median
-        of visits, as one of them may be lucky.
+        Ratios are taken within a visit, as the speed of the machine varies between visits. The
+        result is the median of the visits, as one may be lucky.
         """
         ratios: dict[str, list[float]] = {}
         for visit in self.visits:
@@ -67,21 +67,21 @@ class Record:
         return {name: median(found) for name, found in ratios.items()}
 
     def lost(self, base: str) -> float:
-        """Return by what share the fastest candidate is faster than `base`."""
+        """Return how much faster than `base` the fastest candidate is, as a fraction."""
         return 1 / min(self.times(base).values()) - 1
 
     def seconds(self, name: str) -> float:
-        """Return how long a candidate takes when nothing disturbs it."""
+        """Return the shortest time of a candidate."""
         return min(visit[name] for visit in self.visits if name in visit)
 
 
 def main() -> None:
     """Do one of the three steps."""
-    parser = argparse.ArgumentParser(description="The rules' kernels against a search")
+    parser = argparse.ArgumentParser(description="Compare the rules' kernels with a search.")
     parser.add_argument("step", choices=["build", "measure", "report"])
     parser.add_argument("--folder", type=Path, default=Path("build/heuristic"))
-    parser.add_argument("--seconds", type=float, default=30.0, help="to build or measure for")
-    parser.add_argument("--only", default="", help="shapes whose line holds this text")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit in seconds")
+    parser.add_argument("--only", default="", help="shapes whose line contains this text")
     options = parser.parse_args()
     wanted = {s: m for s, m in shapes.read().items() if options.only in f"{s} {m}"}
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ def _candidates(shape: Shape) -> tuple[str, list[str]]:
 
     target = pipeline.tvm_target(target_for(None, "cpu", cpu_features()))
     candidates = collect(shape.sample().ir_mod(), target, Choices(most=99)).candidates
-    calls = {line.name for line in libraries.LIBRARIES}  # whether to call one is asked before
+    calls = {line.name for line in libraries.LIBRARIES}  # the choice to call one comes before
     ours = (asked for asked in candidates.items() if calls.isdisjoint(asked[1]))
     return next(ours, ("", []))
 
@@ -151,7 +151,7 @@ def _measure(wanted: Iterable[Shape], folder: Path, seconds: float) -> None:
             candidates[shape] = built
 
     def visits(shape: Shape) -> int | None:
-        """How often a shape was measured, if it is to be once more."""
+        """Return how often a shape was measured, or None if that is enough."""
         record, names = records.setdefault(str(shape), Record()), candidates[shape]
         if not record.knows(names):
             return 0
@@ -225,7 +225,7 @@ def _path(folder: Path, shape: Shape, name: str) -> Path:
 
 
 def read_records(folder: Path) -> dict[str, Record]:
-    """Return what was measured, by the text of the shape."""
+    """Return the measurements, by the text of the shape."""
     path = folder / "times.json"
     if not path.exists():
         return {}

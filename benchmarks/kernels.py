@@ -1,11 +1,11 @@
-"""Where the time of a compiled model goes: every kernel, with its rule, speed and share.
+"""Profile a compiled model: every kernel, with its rule, speed and share of the time.
 
     python -m benchmarks.kernels resnet18 [--threads 2] [--calls 30] [--top 20] [--accuracy strict]
         [--dtype bfloat16]
 
-Kernels are timed where they run, between the others and on real activations, by the virtual
-machine's instrument. That, and TVM's own threads instead of those that a decorated module shares
-with PyTorch, cost up to 40 microseconds per kernel: `make bench` says how long the whole takes.
+Kernels are timed in place, on real activations, by an instrument of TVM's virtual machine. The
+instrument, and TVM's own threads instead of PyTorch's, add up to 40 microseconds per kernel. `make
+bench` measures the whole model without them.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ class Kernel:
     Attributes
     ----------
     name, rule
-        Of its function, and of the schedule rule that made it; "merged" if there were several.
+        Names of its function and of the schedule rule that made it; "merged" if there were several.
     operations
-        Floating point operations of the loops that the kernel was made from. Algorithms that save
-        some, such as Winograd's, count as they are, not as what they stand for. A pair of
-        bfloat16 counts as one number.
+        Floating-point operations of its loops. Algorithms that save some, such as Winograd's, count
+        what they compute, not what the convolution would. A pair of bfloat16 counts as one number.
     shapes
-        Of its arguments; the last is the result.
+        Shapes of its arguments; the last is the result's.
     bytes
-        Of all arguments.
+        Total size of all arguments.
     times
         Milliseconds of each call.
     """
@@ -64,12 +63,12 @@ class Kernel:
 
     @property
     def median_ms(self) -> float:
-        """The median of its calls."""
+        """Median of its calls."""
         return statistics.median(self.times)
 
 
 class Program:
-    """A model as tvmify compiles it, in a virtual machine that can be watched."""
+    """A model compiled by tvmify, in a virtual machine that can be instrumented."""
 
     def __init__(self, model: str, accuracy: str = "default") -> None:
         module, args = build(model)
@@ -93,7 +92,7 @@ class Program:
             self.arguments += list(self.machine["pack"](*given))
 
     def _compile(self, exported: torch.export.ExportedProgram, accuracy: str) -> None:
-        # The stages of `tvmify.compiler.compile`, up to another virtual machine.
+        # The stages of `tvmify.compiler.compile`, but for TVM's virtual machine.
         from tvmify.compiler.environment import prepare_tvm
 
         prepare_tvm()
@@ -117,7 +116,7 @@ class Program:
                 self.operations[PREFIX + variable.name_hint] = _operations(function)
         scheduled, outcomes = pipeline.schedule(fused, target)
         self.rules = {PREFIX + name: str(outcome) for name, outcome in outcomes.items()}
-        # Not `relax.build`, which knows nothing of our passes between schedule and LLVM.
+        # Not `relax.build`, which lacks our passes between schedule and LLVM.
         generated = build.generate(pipeline.plan_memory(scheduled, target), target, "bytecode")
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder, "library.so")
@@ -131,12 +130,12 @@ class Program:
         return self.machine["main"](*self.arguments)
 
     def measure(self, calls: int) -> tuple[list[Kernel], float]:
-        """Return the kernels in the order of their calls, and the median ms of an unwatched call.
+        """Return the kernels in call order, and the median ms of a call without the instrument.
 
         Parameters
         ----------
         calls
-            Of the program, after some that warm up.
+            The number of calls, after some to warm up.
         """
         for _ in range(3):
             self.call()
@@ -172,7 +171,7 @@ class Program:
 
 
 def show(kernels: list[Kernel], whole: float, top: int, console: Console) -> None:
-    """Print the slowest kernels and the sums by rule."""
+    """Print the slowest kernels, and totals by rule."""
     total = sum(kernel.median_ms for kernel in kernels)
     title = f"{len(kernels)} kernels, {total:.2f} ms; a call without the watch {whole:.2f} ms"
     table = Table("kernel", "rule", "arguments", title=title, title_justify="left", box=None)
@@ -216,7 +215,7 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def main() -> None:
-    """Compile, watch, print."""
+    """Compile, measure, print."""
     parser = argparse.ArgumentParser(description="Time every kernel of a compiled model.")
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--threads", type=int, default=2)

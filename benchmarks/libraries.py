@@ -1,12 +1,12 @@
-"""Layers with what follows them, against MKL and oneDNN on weights packed beforehand.
+"""Layers with their epilogues, against MKL and oneDNN with weights packed beforehand.
 
     THP_MEM_ALLOC_ENABLE=1 python -m benchmarks.libraries [--only "bert* vit*"] [--threads 2]
 
-A linear layer is computed alone, then with what follows it: an activation, or a residual that is
-added. tvmify's is one kernel; the libraries' is the product and an operator of PyTorch, or what
-oneDNN fuses. Convolutions, of channels-last images, are all fused with a ReLU. Sides take turns,
-and every call has other weights, as in a network. The variable gives the libraries' weights huge
-pages, as ours have them.
+A linear layer is computed alone, then with its epilogue: an activation, or a residual. tvmify
+compiles both to one kernel; the libraries compute the product and then call an operator of PyTorch,
+or oneDNN fuses it. Convolutions of channels-last images are all fused with a ReLU. The sides take
+turns, and every call uses other weights, as in a network. The environment variable puts the
+libraries' weights on huge pages, as ours are.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tvmify.decorate.decorator import tvmify
 from tvmify.runtime.measuring import copies
 
 MICROSECONDS = 1e6
-#: Bytes of weights that take turns, the most copies of a small one, and the calls of a turn.
+#: Bytes of the copies of a weight that calls cycle through, their largest number, calls per turn.
 COLD, MOST_COPIES, TURN = 200 << 20, 64, 4
-#: Errors of float32 sums of thousands of products: the sides compute the same.
+#: The largest difference between the sides: errors of float32 sums of thousands of products.
 CLOSE = 1e-4
 AFTER: dict[str, Callable[..., Tensor]] = {
     "": lambda y, _: y,
@@ -48,7 +48,7 @@ Call = Callable[[], Tensor]
 
 
 class Linear(NamedTuple):
-    """A product of rows with weights, and what follows: a name of `AFTER`."""
+    """A product of rows with weights, and its epilogue: a name in `AFTER`."""
 
     rows: int
     depth: int
@@ -56,9 +56,9 @@ class Linear(NamedTuple):
     then: str
 
     def sides(self) -> list[list[list[Call]]]:
-        """Return tvmify, MKL and oneDNN, alone, then with what follows, then oneDNN fused.
+        """Return tvmify, MKL and oneDNN, alone, then with the epilogue, then oneDNN fused.
 
-        Each is a list of calls that differ in the copy of the weights that they read.
+        Each is a list of calls that differ only in the copy of the weights that they read.
         """
         x, other = torch.randn(self.rows, self.depth), torch.randn(self.rows, self.columns)
         layer = nn.Linear(self.depth, self.columns)
@@ -165,7 +165,7 @@ def _compiled(module: nn.Module, *args: Tensor) -> list[Call]:
 
 
 def measure(sides: list[list[Call]], rounds: int) -> list[float]:
-    """Return the median microseconds of each side's calls, in turns."""
+    """Let the sides take turns; return the median microseconds of each side's calls."""
     turns, taken = [cycle(calls) for calls in sides], [[] for _ in sides]
     for _ in range(rounds):
         for calls, times in zip(turns, taken, strict=True):
@@ -188,7 +188,9 @@ def _row(layer: Linear | Convolution, rounds: int) -> list[str]:
 
 def main() -> None:
     """Pack, check, measure, print."""
-    parser = argparse.ArgumentParser(description="Layers against MKL and oneDNN, packed.")
+    parser = argparse.ArgumentParser(
+        description="Layers against MKL and oneDNN with packed weights."
+    )
     parser.add_argument("--only", default="*", help="names or patterns, such as 'bert* vit*'")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=80)

@@ -1,10 +1,11 @@
-"""Single operators against eager PyTorch: what no rule has been written for shows here first.
+"""Single operators against eager PyTorch: operators that lack a schedule rule show here first.
 
     python -m benchmarks.operators [--only "conv* cumsum"] [--dynamic] [--threads 2] [--rounds 50]
 
-Each is compiled as a module of its own, with ``--dynamic`` as a program for many shapes; then both
-take turns, in one process. Errors are the largest over the largest output, against eager PyTorch in
-float64. Times are the shortest of many bursts: whatever else the machine does can only add to them.
+Each operator is compiled as its own module, with ``--dynamic`` as a program for many shapes. Then
+compiled code and eager take turns in one process. Errors are the largest error over the largest
+output, against eager PyTorch in float64. Times are the shortest of many bursts, since other load on
+the machine can only add to them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.worker import largest_error
 
 MICROSECONDS = 1e6
 BURST = 0.002  # seconds
-#: How many times as long as eager an operator may take before it is marked.
+#: Operators that take longer than this many times eager are marked.
 BEHIND = 1.2
 
 Case = tuple[nn.Module, tuple[Tensor, ...]]
@@ -284,7 +285,7 @@ class Contest:
         Raises
         ------
         NotCompiled
-            It is refused.
+            The operator is refused.
         """
         from tvmify import tvmify
 
@@ -297,7 +298,7 @@ class Contest:
         return cls(name, lambda: fast(*args), lambda: module(*args), error)
 
     def measure(self, rounds: int) -> tuple[float, float]:
-        """Return the microseconds of a call, compiled and in eager: their fastest bursts."""
+        """Return the microseconds of a call, compiled and in eager, from the fastest bursts."""
         calls, times = [self.compiled, self.eager], ([], [])
         counts = [max(int(BURST / timeit.timeit(call, number=3) * 3), 1) for call in calls]
         for _ in range(rounds):
@@ -308,7 +309,7 @@ class Contest:
 
 
 def show(contests: list[Contest], rounds: int, console: Console) -> None:
-    """Measure and print the table; what is behind is marked."""
+    """Measure, and print the table with slow operators marked."""
     table = Table("operator", "tvmify µs", "eager µs", "ratio", "error", box=None)
     for column in table.columns[1:]:
         column.justify = "right"

@@ -1,9 +1,9 @@
-"""What a call costs when the work is tiny: microseconds per call, next to eager PyTorch.
+"""The overhead of a call, measured on tiny models: microseconds, next to eager PyTorch.
 
     python benchmarks/overhead.py [--inductor] [--json FILE]
 
-Each peer runs in a process of its own. The processes take turns, one round at a time, so that a
-disturbance of the machine meets all of them alike; the table shows medians over the rounds, under
+Each peer runs in its own process. The processes take turns, one round at a time, so that noise on
+the machine affects all of them alike. The table shows medians over the rounds, under
 `torch.inference_mode()`.
 """
 
@@ -37,7 +37,7 @@ INTERPRETED_CALLS = 100
 
 
 class Add(nn.Module):
-    """The cheapest operator there is."""
+    """One of the cheapest operators."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape of ``x``."""
@@ -45,7 +45,7 @@ class Add(nn.Module):
 
 
 class OneLinear(nn.Module):
-    """One operator that has weights."""
+    """One operator with weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "one linear": OneLinear,
     "twenty operators": TwentyOperators,
 }
-# The time of a call, as a multiple of eager's, that this library promises to keep.
+# Goals: the largest time of a call, as a multiple of eager's.
 BARS = {"one linear": 1.0, "twenty operators": 0.15}
 
 DECORATED = "tvmify"
@@ -105,7 +105,7 @@ PEERS = {
 
 
 def prepare(peer: str, module: nn.Module, x: Tensor) -> Callable[[], Any]:
-    """Return what one call of a module is for a peer, compiled and ready."""
+    """Compile a module with a peer, and return the function that calls it once."""
     if peer == "eager":
         return lambda: module(x)
     if peer == "inductor":
@@ -127,7 +127,7 @@ def prepare(peer: str, module: nn.Module, x: Tensor) -> Callable[[], Any]:
 
 
 def executor(module: nn.Module, x: Tensor) -> Executor:
-    """Walk the stations of a compilation by hand, for what lies below the dispatcher."""
+    """Run the stages of a compilation by hand, to get the executor without the dispatcher."""
     from tvmify.compiler import compile  # TVM: the other peers do without it
 
     program = capture(module, (x,), {})
@@ -140,7 +140,7 @@ def executor(module: nn.Module, x: Tensor) -> Executor:
 
 @torch.inference_mode()
 def work(peer: str, calls: int) -> None:
-    """Be a peer: for each line of standard input, measure one round and print it as JSON."""
+    """Run as a peer: for each line of standard input, measure one round and print it as JSON."""
     torch.manual_seed(0)
     x = torch.randn(4, 16)
     ready = {}
@@ -194,7 +194,7 @@ class Worker:
 
 
 def measure(peers: list[str], rounds: int, calls: int) -> dict[str, dict[str, float]]:
-    """Return for each peer and model the median microseconds per call."""
+    """Return the median microseconds per call, for each peer and model."""
     workers = [Worker(peer, calls) for peer in peers]
     for worker in workers:
         worker.measure()  # warms caches and clocks; not counted
@@ -214,7 +214,7 @@ def measure(peers: list[str], rounds: int, calls: int) -> dict[str, dict[str, fl
 
 
 def show(medians: dict[str, dict[str, float]]) -> None:
-    """Print the table, and whether the bars hold."""
+    """Print the table, and whether the goals are met."""
     table = Table("µs per call (ratio to eager)", *MODELS, box=None)
     for peer, models in medians.items():
         cells = (
@@ -231,7 +231,7 @@ def show(medians: dict[str, dict[str, float]]) -> None:
 
 
 def main() -> None:
-    """Measure, print the table, and write the numbers where asked."""
+    """Measure, print the table, and write the JSON file if one is given."""
     parser = argparse.ArgumentParser(description="Microseconds per call of tiny models.")
     parser.add_argument("--inductor", action="store_true", help="measure torch.compile as well")
     parser.add_argument("--rounds", type=int, default=21, help="rounds per peer (default: 21)")

@@ -1,4 +1,4 @@
-"""Contenders that make the same pass in processes of their own: from cold caches, then in turns."""
+"""Contenders that run the same pass, each in its own process: with cold caches, then in turns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.process import Worker, WorkerError
 
 
 class Pass(NamedTuple):
-    """What a contender does again and again.
+    """The work that a contender repeats.
 
     Attributes
     ----------
     run
-        Makes one pass.
+        Runs one pass.
     programs
-        Returns how many programs were built for it so far; None for others' compilers.
+        Returns the number of programs built for it so far; None for other compilers.
     """
 
     run: Callable[[], object]
@@ -33,14 +33,14 @@ class Pass(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What the passes of a contender cost.
+    """The costs of a contender's passes.
 
     Attributes
     ----------
     first
-        CPU seconds of the first pass, with the making of the model, children included.
+        CPU seconds to build the model and run the first pass, child processes included.
     warm
-        The median of the seconds of the further passes, of the CPU.
+        Median CPU seconds of the later passes.
     programs
         As in `Pass`.
     """
@@ -51,9 +51,9 @@ class Costs(NamedTuple):
 
 
 def work(make: Callable[[], Pass]) -> None:
-    """Be a contender: make the first pass, then one for each line of standard input."""
+    """Run as a contender: the first pass, then one for each line of standard input."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # compilers print
+    os.dup2(2, 1)  # compilers print to standard output
 
     def answer(**values: Any) -> None:
         answers.write(json.dumps(values) + "\n")
@@ -77,18 +77,18 @@ def main(
     counted: tuple[str, int],
     describe: Callable[[int], str],
 ) -> None:
-    """Be the driver of a benchmark of passes, or one of its contenders, as the arguments say.
+    """Run as the driver of a benchmark, or as one of its contenders, according to the arguments.
 
     Parameters
     ----------
     module
-        The benchmark, whose ``main`` calls this one.
+        The benchmark module, whose ``main`` calls this function.
     models
-        The names of all.
+        The names of all models.
     make
-        Returns the pass of a contender on a model; the last argument is the count.
+        Returns the pass of a contender on a model; its last argument is the count.
     counted
-        The name of that among the arguments, and how many if none are given.
+        The name of the option for the count, and its default.
     describe
         Describes a pass, given the count.
     """
@@ -99,7 +99,7 @@ def main(
     parser = argparse.ArgumentParser(prog=f"python -m {module}")
     parser.add_argument("--models", default=",".join(models))
     parser.add_argument(f"--{counted[0]}", type=int, default=counted[1], dest="count")
-    parser.add_argument("--rounds", type=int, default=3, help="further passes")
+    parser.add_argument("--rounds", type=int, default=3, help="number of later passes")
     given = parser.parse_args()
     for model in given.models.split(","):
         print(f"\n{model}: {describe(given.count)}, CPU seconds", flush=True)
@@ -112,9 +112,10 @@ def compare(module: str, contenders: Sequence[str], arguments: Sequence[str], ro
     Parameters
     ----------
     module
-        Its ``main`` takes ``work``, a contender, and the arguments, and calls `work`.
+        The benchmark module. Its ``main`` takes ``work``, a contender and the arguments, and calls
+        `work`.
     rounds
-        How many further passes each makes.
+        The number of later passes of each contender.
     """
     print(f"{'':12} {'first pass':>11} {'warm pass':>11} {'programs':>9}", flush=True)
     for name, costs in _costs(module, contenders, arguments, rounds).items():

@@ -1,4 +1,4 @@
-"""The picture of a run: how many times as fast as eager PyTorch each contender is."""
+"""The plot of a run: the speed of each contender relative to eager PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator  # pyright: ignore[repor
 from benchmarks.contenders import BASELINE, CONTENDERS, OURS
 from benchmarks.results import Row
 
-#: Colour and marker of each; the peers' are muted, so that the eye finds ours.
+#: Colour and marker of each contender; the peers' are muted, so that ours stand out.
 LOOKS = {
     "torchscript": ("#9c9c9c", "v"),
     "inductor": ("#c9a227", "s"),
@@ -30,11 +30,11 @@ def plot(rows: list[Row], machine: str, path: Path) -> None:
     Parameters
     ----------
     rows
-        Those without a time of eager PyTorch are left out.
+        The measurements; those without a time of eager PyTorch are left out.
     machine
-        A line about it, for the subtitle.
+        A line about the machine, for the subtitle.
     path
-        Of the file.
+        Where to write the file.
     """
     rows = [row for row in rows if row.median_ms(BASELINE)][::-1]
     if not rows:

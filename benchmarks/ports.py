@@ -1,10 +1,10 @@
-"""How busy the inner loops of AArch64 kernels keep the multiply-add units, by llvm-mca's models.
+"""Utilization of the multiply-add units by the inner loops of AArch64 kernels, from llvm-mca.
 
     python -m benchmarks.ports [--mca llvm-mca-19] [--only PATTERN] [--assembly]
 
-Nothing runs on such a processor: kernels are built here, and llvm-mca computes how many cycles the
-loop with the most multiply-adds takes if every operand is in L1. LLVM 19 is the first
-with models of both cores. ``--assembly`` prints the loops.
+No AArch64 processor is needed: kernels are only built, and llvm-mca computes the cycles of the loop
+with the most multiply-adds if every operand is in L1. LLVM 19 is the first with models of both
+cores. ``--assembly`` prints the loops.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.shapes import Shape
 
-#: By the name that LLVM knows it by: how many multiply-adds of 128 bits a core starts per cycle.
+#: By LLVM's name of a core: the number of 128-bit multiply-adds that it starts per cycle.
 UNITS = {"neoverse-n1": 2, "neoverse-v1": 4}
-#: What most of these kernels' rules are for, from few rows to many, and from the stem of a network
-#: to its last layer.
+#: Layers for most of the rules, from few rows to many, and from the stem of a network to its last
+#: layer.
 SHAPES = (
     "matmul 16x768 768x768",
     "matmul 128x768 768x3072",
@@ -36,7 +36,7 @@ SHAPES = (
     "conv2d 1x14x14x256 to 256 window 3 stride 1 padding 1",
 )
 _MULTIPLY_ADD = re.compile(r"^\tfmla\tv(\d+)\.4s", re.MULTILINE)
-#: Other instructions that write a vector register, or two of them.
+#: Other instructions that write one or two vector registers.
 _WRITE = re.compile(r"^\t(?!fmla|st)\w+\t(?:\{ )?[qvsdhb](\d+)(?:\S*, [qsd](\d+))?", re.MULTILINE)
 _LABEL = re.compile(r"^(\.LBB\w+):", re.MULTILINE)
 _ITERATIONS = 100
@@ -59,27 +59,28 @@ class Loop:
 
     @property
     def multiply_adds(self) -> int:
-        """How many instructions add products of four floats to sums that the loop carries on. Those
-        that transform tiles of Winograd's begin with something else.
+        """Number of instructions that multiply-add four floats to sums that the loop carries.
+
+        Instructions that transform Winograd tiles do not count: they start new sums.
         """
         written = {register for pair in _WRITE.findall(self.text) for register in pair}
         return sum(register not in written for register in _MULTIPLY_ADD.findall(self.text))
 
 
 def busiest(assembly: str, rule: str) -> Loop:
-    """Return the loop with the most multiply-adds of those that contain no other.
+    """Return the innermost loop with the most multiply-adds.
 
     Raises
     ------
     ValueError
-        No loop has any.
+        No loop has multiply-adds.
     """
     loops: list[Loop] = []
     labels = list(_LABEL.finditer(assembly))
     ends = [*(label.start() for label in labels[1:]), len(assembly)]
     for label, end in zip(labels, ends, strict=True):
         body = assembly[label.end() : end]
-        # Up to the branch back to where it begins; what follows is another block.
+        # The loop ends with the branch back to its label.
         back = re.search(rf"^\t(?:b\.\w+|cbn?z|tbn?z)\t.*{re.escape(label[1])}$", body, re.M)
         if back is not None:
             loops.append(Loop(rule, f"{label[0]}{body[: back.end()]}\n"))
@@ -132,7 +133,7 @@ def cycles(loop: Loop, cpu: str, mca: str) -> float:
 
 
 def rows(only: str, mca: str, assembly: bool) -> Iterator[str]:
-    """Measure the shapes that match, and return the lines of a table."""
+    """Measure the matching shapes, and yield the lines of a table."""
     yield "| processor | layer | rule | multiply-adds | cycles | units busy |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for cpu, units in UNITS.items():
@@ -149,7 +150,7 @@ def rows(only: str, mca: str, assembly: bool) -> Iterator[str]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--mca", default="llvm-mca-19", help="the program to ask")
+    parser.add_argument("--mca", default="llvm-mca-19", help="the llvm-mca program")
     parser.add_argument("--only", default="*", help="a pattern of layers")
     parser.add_argument("--assembly", action="store_true", help="print the loops as well")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The processes of the contenders, of which one runs at a time."""
+"""The processes of the contenders; one runs at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 900  # seconds: no compiler takes longer for these models
 
 
 def answer_of(command: list[str], environment: Mapping[str, str]) -> Any:
-    """Run a process with more environment variables; return the JSON in its last line."""
+    """Run a process with these environment variables added; return the JSON in its last line."""
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -38,18 +38,18 @@ class WorkerError(Exception):
 
 
 class Worker:
-    """One contender on one model, stopped except while it is asked something.
+    """The process of one contender on one model, stopped except while it answers.
 
     Parameters
     ----------
     command
-        Starts it.
+        The command that starts it.
     folder
-        Where its caches are, and the files that it shares with the others.
+        The folder of its caches, and of the files that contenders share.
     contender
-        Its name: of its own files in that folder.
+        Its name, also of its own files in that folder.
     threads
-        How many it may use of the CPU; None for as many as it likes.
+        The number of CPU threads that it may use; None for no limit.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Worker:
                 stderr=log,
                 env=environment,
                 text=True,
-                start_new_session=True,  # compilers' own processes stop and end with it
+                start_new_session=True,  # compilers' child processes stop and end with it
             )
 
     def __enter__(self) -> Worker:
@@ -89,21 +89,21 @@ class Worker:
             pass
 
     def burst(self) -> dict[str, Any]:
-        """Let it measure one burst of calls.
+        """Measure one burst of calls.
 
         Raises
         ------
         WorkerError
-            It ended, or said that it cannot.
+            The process ended, or reported a failure.
         """
         self._signal(signal.SIGCONT)
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which its answer will say
+        with suppress(BrokenPipeError):  # it has ended: `answer` reports it
             print(file=self.process.stdin, flush=True)
         return self.answer()
 
     def answer(self, patience: float = PATIENCE) -> dict[str, Any]:
-        """Wait some seconds for a line, then stop the process; raises as `burst` does."""
+        """Wait `patience` seconds at most for a line, then stop the process; raises as `burst`."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -136,14 +136,14 @@ def take_turns(
     rounds: int,
     on_round: Callable[[int], object] = lambda number: None,
 ) -> None:
-    """Let workers measure in turns, a burst each, and keep what they answer; who fails is out.
+    """Let workers measure a burst each, in turns, and keep the answers; drop those that fail.
 
     Parameters
     ----------
     workers, results
         By the names of the contenders.
     rounds
-        How many bursts each has.
+        The number of bursts of each.
     on_round
         Called with the number of each round as it begins.
     """

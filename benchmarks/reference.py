@@ -1,8 +1,8 @@
-"""What all contenders share for one model: outputs of float64, and an ONNX file.
+"""Files that the contenders share for one model: float64 outputs, and an ONNX file.
 
     python -m benchmarks.reference MODEL FOLDER [--onnx]
 
-Runs in a process of its own, so that none of its memory counts as a contender's.
+Runs in its own process, so that its memory does not count as a contender's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPORT = "export.json"
 
 
 def make(name: str, folder: Path, onnx: bool) -> None:
-    """Write the files of one model; where ONNX fails, only the reason."""
+    """Write the files of one model; if the ONNX export fails, the reason instead."""
     module, args = build(name)
     if onnx:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the benchmark found, and the ratios that the goals are about."""
+"""The results of the benchmark, and the ratios that the goals limit."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 
 from benchmarks.contenders import BASELINE, CONTENDERS, OURS
 
-#: The peer whose first call ours is held against.
+#: The peer whose first call is compared with ours.
 SLOW_STARTER = "freezing"
 
 
 @dataclass
 class Result:
-    """One contender on one model; numbers are None where it could not run.
+    """One contender on one model; numbers are None if it could not run.
 
     Attributes
     ----------
     bursts
         For each round: median and minimum milliseconds of a call, and the number of calls.
     first_call_s
-        Cold and whole: from the module to the first result.
+        Seconds from the module to the first result, with cold caches.
     peak_mib
-        Of the process, at its highest.
+        Peak memory of the process.
     error
         Largest error over largest value, against float64.
     reason
-        Why there is nothing, for a contender that could not run.
+        Why the contender could not run.
     remark
-        What else to know, such as why tvmify ran the module in eager PyTorch.
+        A note, such as why tvmify ran the module in eager PyTorch.
     """
 
     model: str
@@ -56,7 +56,7 @@ class Result:
         return min((b["minimum_ms"] for b in self.bursts), default=None)
 
     def record(self) -> dict[str, Any]:
-        """Return everything as JSON can hold it."""
+        """Return everything in a form that JSON can store."""
         summary = {"median_ms": self.median_ms, "minimum_ms": self.minimum_ms}
         return dataclasses.asdict(self) | summary
 
@@ -70,7 +70,7 @@ class Row:
         self.model, self.threads = first.model, first.threads
 
     def median_ms(self, contender: str) -> float | None:
-        """Return a contender's time, or None where it has none."""
+        """Return a contender's time, or None if it has none."""
         result = self.results.get(contender)
         return result.median_ms if result else None
 
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def first_call(self) -> float | None:
-        """The time of our first call over that of Inductor with freezing."""
+        """The time of our first call relative to Inductor with freezing."""
         ours, theirs = self.results.get(OURS), self.results.get(SLOW_STARTER)
         if ours is None or theirs is None:
             return None
@@ -101,7 +101,7 @@ class Row:
 
 
 def rows(results: Iterable[Result]) -> list[Row]:
-    """Group results by model and number of threads, in the order in which they come."""
+    """Group results by model and number of threads, in the order of the results."""
     groups: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         groups.setdefault((result.model, result.threads), []).append(result)
@@ -109,7 +109,7 @@ def rows(results: Iterable[Result]) -> list[Row]:
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float | None:
-    """Return the geometric mean of those that are known, None if none is."""
+    """Return the geometric mean of the known ratios, or None if there are none."""
     known = [math.log(ratio) for ratio in ratios if ratio is not None]
     return math.exp(statistics.fmean(known)) if known else None
 

@@ -1,14 +1,14 @@
-"""tvmify against every way to run a PyTorch module on a CPU.
+"""tvmify against other ways to run a PyTorch module on a CPU.
 
     python -m benchmarks.run [--models resnet18,mlp*] [--contenders …] [--rounds 7] [--threads 2]
         [--dtype bfloat16]
 
-Each contender is a process of its own. They take turns, one burst of calls at a time, so that a
-disturbance of the machine meets all of them alike; whoever does not measure is stopped (SIGSTOP),
-since many runtimes keep their threads spinning after a call.
+Each contender has its own process. They take turns, one burst of calls at a time, so that noise on
+the machine affects all of them alike. The others are stopped meanwhile (SIGSTOP), since many
+runtimes keep their threads spinning after a call.
 
-The results on each model are written as they come. A run that is interrupted goes on behind them
-when it is started again with the same arguments, commit, machine and packages.
+Results are written after each model. An interrupted run continues from there when it is started
+again with the same arguments, commit, machine and packages.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="tvmify against its peers.")
     parser.add_argument("--models", default="*", help="names or patterns (default: all)")
     parser.add_argument("--contenders", default="*", help="names or patterns (default: all)")
-    parser.add_argument("--rounds", type=int, default=7, help="bursts of each (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, help="bursts per contender (default: 7)")
     parser.add_argument("--threads", default="2", help="numbers of threads (default: 2)")
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of floats")
-    parser.add_argument("--caches", type=Path, help="keep what was compiled in this folder")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of weights and inputs")
+    parser.add_argument("--caches", type=Path, help="keep compiled code in this folder")
     parser.add_argument("--output", type=Path, default=Path("build/bench"), metavar="FOLDER")
     given = parser.parse_args(arguments)
     try:
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     except ValueError as error:
         parser.error(str(error))
     threads = [int(number) for number in given.threads.replace(",", " ").split()]
-    # A driver that is told to end must not leave stopped processes behind.
+    # Without a handler, SIGTERM would leave stopped processes behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
 
     machine = describe_machine()
@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 class _Steps:
-    """What the progress bar says and how far it is."""
+    """The text and the position of the progress bar."""
 
     def __init__(self, progress: Progress, task: TaskID, what: str) -> None:
         self.progress, self.task, self.what = progress, task, what
@@ -103,7 +103,7 @@ class _Steps:
 
 @contextmanager
 def _caches(kept: Path | None, model: str, threads: int) -> Iterator[Path]:
-    """Yield a folder for the caches of all contenders: a new one, or one that is kept."""
+    """Yield a folder for the caches of all contenders: a temporary or a kept one."""
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="tvmify-bench-") as folder:
             yield Path(folder)
@@ -123,13 +123,13 @@ def compare(
     model, names
         The model, and the contenders.
     threads
-        That each may use.
+        The number of threads that each may use.
     rounds
-        How many bursts each contender runs.
+        The number of bursts of each contender.
     folder
-        For caches, the reference and the ONNX file. What is there already is used.
+        For caches, the reference and the ONNX file. Existing files are used.
     step
-        Told what comes next.
+        Called with a text before each step.
     """
     results = {name: Result(model, threads, name) for name in names}
     try:
@@ -159,7 +159,7 @@ def compare(
 
 
 def make_reference(model: str, folder: Path, onnx: bool) -> None:
-    """Compute what the outputs should be, unless a kept folder has them."""
+    """Compute the expected outputs, unless a kept folder has them."""
     done = folder / ("outputs.pt" if not onnx else "export.json")
     if done.exists() and (folder / "outputs.pt").exists():
         return
@@ -169,7 +169,7 @@ def make_reference(model: str, folder: Path, onnx: bool) -> None:
 
 
 def first_of(folder: Path, name: str, report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report with the first call of the run that filled the caches."""
+    """Return a report with the first-call time of the run that filled the caches."""
     cold = folder / f"{name}.json"
     if cold.exists():
         return report | {"first_call_s": json.loads(cold.read_text(encoding="utf-8"))}
@@ -178,7 +178,7 @@ def first_of(folder: Path, name: str, report: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return processor, cores, and versions of what was measured."""
+    """Return the processor, its cores, and the versions of the measured packages."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -204,7 +204,7 @@ def _processor() -> str:
 
 
 def write(folder: Path, grouped: list[Row], machine: dict[str, Any], rounds: int) -> None:
-    """Write ``bench.json`` and, where matplotlib is installed, ``bench.png``."""
+    """Write ``bench.json`` and, if matplotlib is installed, ``bench.png``."""
     folder.mkdir(parents=True, exist_ok=True)
     records = [result.record() for row in grouped for result in row.results.values()]
     record = {"machine": machine, "rounds": rounds, "results": records}

@@ -1,10 +1,10 @@
-"""What the first call of a second shape costs: it builds a program for any size.
+"""The cost of the first call with a second shape, which builds a program for any size.
 
     python -m benchmarks.second_shape [--models minilm_16,gpt2_prefill] [--rounds 1]
 
-CPU seconds of calls in new processes with empty caches, all threads together. One process calls a
+Times are CPU seconds over all threads, in new processes with empty caches. One process calls a
 model with two sizes and ``dynamic=None``, another with ``dynamic=False``, whose second program is
-for that size alone. The first call loads TVM; the others find it loaded.
+for that size alone. The first call also loads TVM.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks import models
 from benchmarks.process import answer_of
 from benchmarks.sizes import CASES, resized
 
-#: The models measured unless others are named.
+#: The default models.
 USUAL = "minilm_16,bert_base,gpt2_prefill,vit_base"
 
 
 def work(model: str, programs: str) -> list[float]:
-    """Be the process: return the CPU seconds of the first call of each of two sizes.
+    """Run in the new process: return the CPU seconds of the first call of each of two sizes.
 
-    `programs` says what the second call is to build: one for ``"any"`` size, or for ``"each"``.
+    `programs` says what the second call builds: a program for ``"any"`` size, or for ``"each"``.
     """
     import torch
 
@@ -36,7 +36,7 @@ def work(model: str, programs: str) -> list[float]:
 
     case = CASES[model]
     module, arguments = models.build(model)
-    # `strict`: what is timed is compiled code, however busy the machine is.
+    # `strict` makes sure that compiled code is timed, even on a busy machine.
     dynamic = None if programs == "any" else False
     fast: Any = tvmify(module, dynamic=dynamic, compare=False, strict=True, progress=False)
     taken = []
@@ -53,7 +53,7 @@ def work(model: str, programs: str) -> list[float]:
 
 
 def run(model: str, programs: str) -> list[float]:
-    """Return what a new process measured."""
+    """Measure in a new process, and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.second_shape"]
         environment = {"TVMIFY_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
@@ -64,7 +64,7 @@ def main() -> None:
     """Print a line for each model: medians over the rounds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.second_shape", description=__doc__)
     parser.add_argument("--models", default=USUAL, help="names or patterns")
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each kind")
+    parser.add_argument("--rounds", type=int, default=1, help="number of processes of each kind")
     parser.add_argument("--work", choices=("each", "any"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     names = models.chosen(given.models, list(CASES))

@@ -1,11 +1,11 @@
-"""One saved model under load: calls per second of 1 to 8 threads, right answers, flat memory.
+"""One saved model under load: throughput with 1 to 8 threads, right answers, constant memory.
 
     python -m benchmarks.serving [--calls 100000] [--threads 1 2 4 8] [--size 32]
 
-Requests are independent and of several signatures; each answer is compared with the one that a
-single thread got. Every thread count makes that many calls in all. PyTorch's own threads are set to
-one, as in a server that has a thread for each request. At the end, load_state_dict runs beside the
-calls: every answer has to be that of one of the two sets of weights.
+Requests are independent and have several signatures; each answer is compared with that of a single
+thread. For each number of threads, ``--calls`` calls run in total. PyTorch uses one thread, as in a
+server with a thread for each request. At the end, load_state_dict runs during the calls: each
+answer has to match one of the two sets of weights.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def model() -> nn.Module:
 
 
 def requests(size: int = 32, count: int = 8) -> list[Tensor]:
-    """Return images of this size, of two signatures in turn."""
+    """Return images of this size, with two alternating signatures."""
     return [torch.randn(1 + i % 2, 3, size, size) for i in range(count)]
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has."""
+    """Return the resident memory of this process, in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 class Load(NamedTuple):
-    """What came of many calls."""
+    """The results of many calls."""
 
     seconds: float
     wrong: int
@@ -61,7 +61,7 @@ class Load(NamedTuple):
 
     @property
     def growth(self) -> float:
-        """Memory over the last 90 % of the calls: the most against the first, as a share."""
+        """Growth of memory over the last 90 % of the calls, relative to their start."""
         late = self.memory[len(self.memory) // 10 :]
         return max(late) / late[0] - 1
 
@@ -73,7 +73,7 @@ def under_load(
     threads: int,
     calls: int,
 ) -> Load:
-    """Let threads call at once; ``accepted`` has, for each input, the answers that are right."""
+    """Call from several threads at once; ``accepted`` has the right answers for each input."""
     each = calls // threads
     start = threading.Barrier(threads + 1)
     memory: list[int] = []
@@ -98,13 +98,13 @@ def under_load(
 
 
 def _as_server(work: Callable[[int], int], number: int) -> int:
-    torch.set_num_threads(1)  # both are of a thread
+    torch.set_num_threads(1)  # both settings are per thread
     with torch.inference_mode():
         return work(number)
 
 
 class Reloading:
-    """While it is entered, another thread loads the sets of weights in turn."""
+    """A context in which another thread loads the sets of weights in turn."""
 
     def __init__(self, loaded: nn.Module, weights: Sequence[dict[str, Tensor]]) -> None:
         self._loaded, self._weights = loaded, weights
@@ -129,7 +129,7 @@ class Reloading:
 
 
 def two_sets(loaded: nn.Module) -> list[dict[str, Tensor]]:
-    """Return two sets of weights, whose mixtures give answers of neither."""
+    """Return two sets of weights; a mixture of them gives neither set's answers."""
     first = {name: value.clone() for name, value in loaded.state_dict().items()}
     return [first, {name: value * 2 + 1 for name, value in first.items()}]
 
@@ -137,7 +137,7 @@ def two_sets(loaded: nn.Module) -> list[dict[str, Tensor]]:
 def answers(
     loaded: nn.Module, inputs: Sequence[Tensor], sets: Sequence[dict[str, Tensor]]
 ) -> list[list[Tensor]]:
-    """Return, for each input, the answer with each set of weights; leave the first loaded."""
+    """Return the answer to each input with each set of weights; leave the first set loaded."""
     found: list[list[Tensor]] = [[] for _ in inputs]
     with torch.inference_mode():
         for weights in sets:
@@ -153,13 +153,13 @@ def _arguments() -> Any:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--calls", type=int, default=100_000)
-    parser.add_argument("--size", type=int, default=32, help="of the images")
+    parser.add_argument("--size", type=int, default=32, help="height and width of the images")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
     return parser.parse_args()
 
 
 def main() -> int:
-    """Print a table; return 1 if an answer was wrong or memory grew."""
+    """Print a table; return 1 if an answer is wrong or memory grows."""
     arguments = _arguments()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""The matrix products and convolutions of the benchmark's models: what `heuristic` is held to.
+"""The matrix products and convolutions of the benchmark's models, which `heuristic` measures.
 
-``python -m benchmarks.shapes`` reads them off the models and writes ``shapes.txt``: one a line,
-with the first model that has it. Batch 1 comes first, then batches of 4, until there are enough.
+``python -m benchmarks.shapes`` collects them from the models and writes ``shapes.txt``: one per
+line, with the first model that has it. Batch 1 comes first, then batches of 4, up to `COUNT`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tvmify.compiler.kernels.common.sample import Sample
 
 PATH = Path(__file__).with_name("shapes.txt")
-#: How many the list has.
+#: The length of the list.
 COUNT = 200
 
 
@@ -40,7 +40,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Read back what ``str`` gives."""
+        """Parse the result of ``str``."""
         words = text.split()
         if words[0] == "matmul":
             (rows, depth), (_, columns) = (map(int, word.split("x")) for word in words[1:])
@@ -56,7 +56,7 @@ class Shape:
         return replace(self, image=(self.image[0] * batch, *self.image[1:]))
 
     def sample(self) -> Sample:
-        """Return it as the tuner takes it."""
+        """Return the shape as a sample for the tuner."""
         from tvm import relax
 
         from tvmify.compiler.kernels.common.sample import Sample
@@ -86,7 +86,7 @@ class Shape:
 
 
 def read() -> dict[Shape, str]:
-    """Return the list: each shape and the model it comes from."""
+    """Return the list: each shape, and the model it comes from."""
     lines = (line.split("  # ") for line in PATH.read_text().splitlines())
     return {Shape.parse(text): model for text, model in lines}
 

@@ -3,8 +3,8 @@
     python -m benchmarks.sizes [--models bert_base,resnet18] [--sizes 5,17,64] [--rounds 9]
 
 Both run in this process on one thread, and take turns. Times are CPU seconds of the thread, which
-other processes disturb least; the table shows medians. The programs are built first: a model with
-20 sizes takes some minutes.
+other processes affect least; the table shows medians. Programs are built first: a model with 20
+sizes takes some minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.results import geometric_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Around tile edges, and between them.
+#: Lengths at the edges of tiles, and between them.
 LENGTHS = (2, 5, 7, 8, 9, 13, 15, 16, 17, 24, 31, 33, 47, 64, 65, 100, 128, 200, 384, 512)
 BATCHES = (2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 25, 28, 29, 30, 31, 32, 33)
 #: Heights and widths of images, which are halved five times.
@@ -37,9 +37,9 @@ class Varied(NamedTuple):
     Attributes
     ----------
     axes
-        Of all arguments of the call; they have one size.
+        Axes of all arguments; they share one size.
     sizes
-        Which are measured unless others are asked for.
+        The default sizes to measure.
     """
 
     model: str
@@ -73,7 +73,7 @@ def resized(arguments: tuple[Tensor, ...], axes: tuple[int, ...], size: int) -> 
 
 
 def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the median CPU seconds of each call."""
+    """Make the calls in turns; return the median CPU seconds of each."""
     repeats = []
     for call in calls:
         call()
@@ -98,7 +98,7 @@ def compare(case: Varied, sizes: tuple[int, ...], rounds: int) -> dict[int, floa
 
     module, arguments = models.build(case.model)
     options: dict[str, Any] = {"compare": False, "progress": False, "strict": True}
-    # The first call would have a program of its own, for its size; of images the first four.
+    # Without the declaration, the first call (for images the first four) would get its own program.
     declared = tuple(dict.fromkeys(case.axes, Dim.AUTO) for _ in arguments)
     of_images = len(case.axes) > 1
     one = tvmify(module, dynamic_shapes=declared if of_images else None, **options)
@@ -129,10 +129,10 @@ def compare(case: Varied, sizes: tuple[int, ...], rounds: int) -> dict[int, floa
 
 
 def main() -> None:
-    """Measure what the arguments name."""
+    """Measure the models and sizes that the arguments name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sizes", description=__doc__)
     parser.add_argument("--models", default="*", help="names or patterns")
-    parser.add_argument("--sizes", help="instead of those of each model")
+    parser.add_argument("--sizes", help="instead of the model's default sizes")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     import os

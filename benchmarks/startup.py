@@ -1,11 +1,11 @@
-"""How long a new process takes until the first result of ResNet-18, with a warm disk cache.
+"""The time from the start of a process to the first result of ResNet-18, with a warm disk cache.
 
     python -m benchmarks.startup [--rounds 7] [--cold 2] [--json FILE]
 
-Every run is a process of its own. The cold ones have an empty cache each and compile; the warm ones
-share a full one, and take turns with the cold ones, so that a disturbance of the machine meets
-both. One cold run goes before and is not counted: it fills the cache of the warm ones, and writes
-the bytecode of all modules, as an installation does.
+Every run is its own process. Each cold run has an empty cache and compiles; the warm runs share a
+filled one. They take turns, so that noise on the machine affects both. One cold run comes first and
+is not counted: it fills the cache of the warm runs, and writes the bytecode of all modules, as an
+installation does.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-#: The goal: so much of a cold compile, without importing torch and building the module.
+#: The goal: this share of a cold start, without importing torch and building the module.
 GOAL = 0.10
-#: What any program pays, compiled or not.
+#: Stages that any program has, compiled or not.
 _BEFORE = ("import torch", "build the module")
 
-#: Milliseconds of a stage: as the clock on the wall goes, and of the processor.
+#: Milliseconds of each stage: wall-clock time and CPU time.
 Times = dict[str, tuple[float, float]]
 
 
 class _Clock:
-    """Takes the time of stages that follow each other."""
+    """Times consecutive stages."""
 
     def __init__(self) -> None:
         self.times: Times = {}
         self._last = self._now()
 
     def end(self, stage: str) -> None:
-        """The time since the last stage ended is that of this one."""
+        """End a stage that began when the last one ended."""
         last, self._last = self._last, self._now()
         wall, cpu = (1e3 * (now - then) for now, then in zip(self._last, last, strict=True))
         self.times[stage] = wall, cpu
@@ -52,7 +52,7 @@ class _Clock:
 
 
 def work(is_warm: bool) -> dict[str, Any]:
-    """Be the process: do what a service does when it starts, and return what it took."""
+    """Run in the new process: start as a service would, and return the times."""
     clock = _Clock()
     import torch
 
@@ -65,7 +65,7 @@ def work(is_warm: bool) -> dict[str, Any]:
     from tvmify import tvmify
 
     clock.end("import tvmify")
-    # `strict`: what is timed is compiled code, however busy the machine is.
+    # `strict` makes sure that compiled code is timed, even on a busy machine.
     fast: Any = tvmify(module, strict=True, progress=False)
     with torch.inference_mode():
         result = fast(image)
@@ -86,8 +86,8 @@ def work(is_warm: bool) -> dict[str, Any]:
 
 
 def run(cache: Path, bytecode: Path, is_warm: bool) -> dict[str, Any]:
-    """Return what a new process measured."""
-    from benchmarks.process import answer_of  # not in the process that is timed
+    """Measure in a new process, and return its result."""
+    from benchmarks.process import answer_of  # not imported in the timed process
 
     surroundings = {
         "TVMIFY_CACHE_DIR": str(cache),
@@ -99,12 +99,12 @@ def run(cache: Path, bytecode: Path, is_warm: bool) -> dict[str, Any]:
 
 
 def measure(rounds: int, cold_rounds: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what the warm processes measured, and the cold ones."""
+    """Return the results of the warm processes, and of the cold ones."""
     warm, cold = [], []
     with tempfile.TemporaryDirectory() as folder:
         full, bytecode = Path(folder, "full"), Path(folder, "bytecode")
         run(full, bytecode, is_warm=False)
-        run(full, bytecode, is_warm=True)  # which loads the disk's own cache
+        run(full, bytecode, is_warm=True)  # also fills the page cache
         for number in range(rounds):
             warm.append(run(full, bytecode, is_warm=True))
             if len(cold) * rounds <= number * cold_rounds and len(cold) < cold_rounds:
@@ -115,14 +115,14 @@ def measure(rounds: int, cold_rounds: int) -> tuple[list[dict[str, Any]], list[d
 
 
 def beyond(times: Times) -> tuple[float, float]:
-    """Return the time until the first result without that of any program with the module."""
+    """Return the time to the first result, without the stages that any program has."""
     own = [times[stage] for stage in times if stage not in (*_BEFORE, "second call")]
     wall, cpu = map(sum, zip(*own, strict=True))
     return wall, cpu
 
 
 def report(warm: Sequence[dict[str, Any]], cold: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians over the processes, and how warm ones compare with cold ones."""
+    """Return medians over the processes, and the ratio of warm to cold ones."""
     summary: dict[str, Any] = {}
     for name, answers in (("warm", warm), ("cold", cold)):
         first = answers[0]["times"]
@@ -172,11 +172,11 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure, print and keep."""
+    """Measure, print, and write the JSON file."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--rounds", type=int, default=7, help="warm processes")
-    parser.add_argument("--cold", type=int, default=2, help="cold processes")
-    parser.add_argument("--json", type=Path, help="where to write what was measured")
+    parser.add_argument("--rounds", type=int, default=7, help="number of warm processes")
+    parser.add_argument("--cold", type=int, default=2, help="number of cold processes")
+    parser.add_argument("--json", type=Path, help="write the results to a file")
     parser.add_argument("--work", choices=("warm", "cold"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work is not None:

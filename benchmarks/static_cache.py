@@ -1,10 +1,10 @@
-"""Steps of a small Llama with static caches of several sizes, by contenders in turns.
+"""Decoding steps of a small Llama with static caches of several sizes; contenders take turns.
 
     OMP_NUM_THREADS=1 python -m benchmarks.static_cache [--rooms 512,4096]
         [--contenders eager,inductor,tvmify]
 
-The model has 2 layers, is 256 wide, and has 2 key heads for 4; its weights are random. A step reads
-the whole cache, however much of it is filled.
+The model has 2 layers of width 256, with 4 query heads and 2 key heads; its weights are random. A
+step reads the whole cache, however much of it is filled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _contender(name: str, model: Any) -> Any:
 
 
 def _steps(network: Any, room: int) -> Callable[[int], float]:
-    """Return what makes the step at a place, and says how many seconds it took."""
+    """Return a function that runs the step at a position, and returns its seconds."""
     import torch
     import transformers
 
@@ -70,7 +70,7 @@ def main() -> None:
     import torch
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.static_cache")
-    parser.add_argument("--rooms", default="512,4096", help="numbers of tokens")
+    parser.add_argument("--rooms", default="512,4096", help="cache sizes in tokens")
     parser.add_argument("--contenders", default="eager,inductor,tvmify")
     given = parser.parse_args()
     names, model = given.contenders.split(","), _model()

@@ -1,12 +1,12 @@
-"""Hold every scheduled function against an earlier record: for changes that shall change none.
+"""Compare scheduled functions with an earlier record, to show that a change affects none of them.
 
     python -m benchmarks.structure record FILE [--quick] [--only PATTERN]
     python -m benchmarks.structure compare BEFORE AFTER
 
-A record has the structural hash and the rule of each function that the schedules make of
-``shapes.txt`` and of the benchmark's models, for AVX2, AVX-512 and NEON. No code is generated, and
-none of these processors is needed. Hashes are equal in every process: names of variables, blocks
-and functions play no part. ``compare`` lists what differs, and fails if anything does.
+A record has the structural hash and the rule of each scheduled function of ``shapes.txt`` and of
+the benchmark's models, for AVX2, AVX-512 and NEON. No code is generated, and none of these
+processors is needed. Hashes are equal in every process: they leave out names of variables, blocks
+and functions. ``compare`` lists what differs, and fails if anything does.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from benchmarks.shapes import read
 if TYPE_CHECKING:
     import tvm
 
-#: By target, by program: a line for each of its functions, of the rule, the hash and the name.
+#: By target, then by program: a line for each function, with its rule, hash and name.
 Record = dict[str, dict[str, list[str]]]
-#: Takes a target, and returns what is to be scheduled for it.
+#: Takes a target, and returns the lowered module to schedule for it.
 Lowered = Callable[["tvm.target.Target"], "tvm.IRModule"]
 
 _X86 = {"mtriple": "x86_64-unknown-linux-gnu", "mcpu": "x86-64"}
@@ -42,7 +42,7 @@ TARGETS: dict[str, dict[str, Any]] = {
     "avx512": {**_X86, "mattr": _AVX2 + _AVX512},
     "neon": {"mtriple": "aarch64-unknown-linux-gnu", "mcpu": "generic", "mattr": ["+neon"]},
 }
-#: Small models that have most kinds of layers between them, and every n-th of the shapes.
+#: Small models that together have most kinds of layers, and every n-th of the shapes.
 _QUICK_MODELS = ("resnet18", "minilm_16", "lstm", "dlrm")
 _QUICK_STEP = 8
 
@@ -53,9 +53,9 @@ def record(programs: dict[str, Callable[[], Lowered]], stream: Any = sys.stderr)
     Parameters
     ----------
     programs
-        By name; each is called once, and what it returns once for each target.
+        By name; each is called once, and its result once for each target.
     stream
-        Where progress goes.
+        Where progress is printed.
     """
     found: Record = {target: {} for target in TARGETS}
     for name, program in programs.items():
@@ -123,7 +123,7 @@ def _of_model(name: str) -> Lowered:
 
 
 def programs(quick: bool = False, only: str = "*") -> dict[str, Callable[[], Lowered]]:
-    """Return what is recorded: shapes, and models, under their names."""
+    """Return the programs to record, by name: shapes and models."""
     found: dict[str, Callable[[], Lowered]] = {}
     for shape in list(read())[:: _QUICK_STEP if quick else 1]:
         found[str(shape)] = lambda shape=shape: _of_shape(shape)
@@ -135,8 +135,8 @@ def programs(quick: bool = False, only: str = "*") -> dict[str, Callable[[], Low
 def differences(before: Record, after: Record) -> list[str]:
     """Return a line for each function that only one of two records has.
 
-    Programs that one of them lacks are not compared, so that a quick record can be held against a
-    whole one. Functions have other names when others come before them: names are not compared.
+    Programs that one of them lacks are skipped, so that a quick record can be compared with a full
+    one. Names of functions are not compared, since they depend on the functions before them.
     """
     lines = []
     for target in before.keys() & after.keys():

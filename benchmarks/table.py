@@ -1,4 +1,4 @@
-"""The tables that a person reads."""
+"""The printed tables of the benchmark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINES = ("median ms", "minimum ms", "first call s", "peak MiB", "error")
 
 
 def show(console: Console, rows: list[Row], goals: list[Goal], machine: str) -> None:
-    """Print the measurements, what is missing and why, and the goals."""
+    """Print the measurements, the reasons for blanks, and the goals."""
     names = [name for name in CONTENDERS if any(name in row.results for row in rows)]
     console.print(measurements(rows, names, machine))
     for row in rows:
@@ -37,7 +37,7 @@ def measurements(rows: list[Row], names: list[str], machine: str) -> Table:
     names
         The contenders to show, in order.
     machine
-        A line about it, for the title.
+        A line about the machine, for the title.
     """
     table = Table(
         title=machine, title_justify="left", title_style="", box=None, padding=(0, 1, 1, 1)
@@ -99,7 +99,7 @@ def _ratio(ratio: float | None) -> Text:
 
 
 def _number(value: float | None) -> str:
-    """Write three figures: 0.0123, 0.123, 1.23, 12.3, 123."""
+    """Format three significant digits: 0.0123, 0.123, 1.23, 12.3, 123."""
     if value is None:
         return ""
     digits = next((d for d, least in enumerate((100, 10, 1, 0.1)) if value >= least), 4)

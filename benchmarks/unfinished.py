@@ -1,4 +1,4 @@
-"""What an interrupted run has measured, so that the next one goes on behind it."""
+"""The results of an interrupted run, so that the next one can continue it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _FIELDS = {field.name for field in dataclasses.fields(Result)}
 
 
 class Unfinished:
-    """The results so far, in a file that is rewritten with each model and gone after the last.
+    """The results so far, in a file that is rewritten after each model and removed at the end.
 
     Parameters
     ----------
     path
-        The file. What is in it counts only if it was measured with equal ``settings``.
+        The file. Its contents are used only if they were measured with equal ``settings``.
     settings
-        All that results depend on but the model and the number of threads, as JSON can hold it.
+        What results depend on besides the model and the number of threads, as JSON values.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ class Unfinished:
                 self._results = [_result(found) for found in record["results"]]
 
     def of(self, model: str, threads: int) -> list[Result]:
-        """Return all contenders' results on a model; an empty list if it was not measured yet."""
+        """Return the results of all contenders on a model, empty if it was not measured yet."""
         return [r for r in self._results if (r.model, r.threads) == (model, threads)]
 
     def add(self, results: list[Result]) -> None:
@@ -42,13 +42,13 @@ class Unfinished:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         records = [result.record() for result in self._results]
         text = json.dumps({"settings": self._settings, "results": records}, indent=2)
-        # Renamed, so that an interruption leaves a whole file.
+        # Renamed, so that an interruption leaves a complete file.
         new = self.path.with_suffix(".new")
         new.write_text(text + "\n", encoding="utf-8")
         new.replace(self.path)
 
     def finish(self) -> None:
-        """Remove the file: the next run begins anew."""
+        """Remove the file, so that the next run starts over."""
         self.path.unlink(missing_ok=True)
 
 
@@ -57,7 +57,7 @@ def _result(record: dict[str, Any]) -> Result:
 
 
 def commit() -> str:
-    """Return the commit that is measured, marked where files differ from it; "" outside of git."""
+    """Return the measured commit, marked if files differ from it; empty outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(
         command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False

@@ -1,9 +1,9 @@
-"""A process that is one contender for one model: it prepares itself, then measures when asked.
+"""The process of one contender on one model: it prepares, then measures on request.
 
     python -m benchmarks.worker MODEL CONTENDER THREADS FOLDER
 
-Its first line on standard output says how preparing went; for each line of standard input it
-measures one burst of calls and answers with another. All lines are JSON.
+Its first line on standard output reports the preparation. For each line of standard input, it
+measures one burst of calls and answers with a line. All output is JSON.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from benchmarks.models import build
 from benchmarks.reference import EXPORT, ONNX, OUTPUTS
 
 MILLISECONDS = 1e3
-WARM_UP = 0.05  # seconds: caches and clocks, and whatever another process left of them
+WARM_UP = 0.05  # seconds, for caches and clock frequencies after other processes ran
 BURST = 0.3  # seconds
 FEWEST_CALLS = 5
 
 
 def prepare(model: str, name: str, threads: int, folder: Path) -> tuple[Callable[[], Any], dict]:
-    """Return the call of a contender, and what its first one took and returned."""
+    """Return the call of a contender, and a report of its first call."""
     torch.set_num_threads(threads)
     module, args = build(model)
     setting = Setting(threads, folder / ONNX)
@@ -51,12 +51,12 @@ def prepare(model: str, name: str, threads: int, folder: Path) -> tuple[Callable
 
 
 def largest_error(outputs: Any, references: list[torch.Tensor]) -> float:
-    """Return the largest error over the largest value, of the worst of all outputs.
+    """Return the largest error over the largest value, for the output where it is largest.
 
     Raises
     ------
     ValueError
-        The outputs are not of the number and shapes of the reference.
+        The number or the shapes of the outputs differ from the reference.
     """
     leaves = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves(outputs)]
     if [leaf.shape for leaf in leaves] != [reference.shape for reference in references]:
@@ -92,18 +92,18 @@ def serve(model: str, name: str, threads: int, folder: Path, answers: TextIO) ->
     with getattr(torch, CONTENDERS[name].mode)():
         try:
             call, report = prepare(model, name, threads, folder)
-        except Exception as error:  # whatever a peer cannot do is a blank with its reason
+        except Exception as error:  # a failure is a blank with its reason
             answer({"reason": f"{type(error).__name__}: {first_line(error)}"})
             return
         answer(report)
         for _ in sys.stdin:
             measured = burst(call)
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of kilobytes
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # from kilobytes
             answer(measured | {"peak_mib": peak})
 
 
 def main() -> None:
-    """Keep standard output for the answers: compilers print to it."""
+    """Reserve standard output for the answers: compilers print to it."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     model, name, threads, folder = sys.argv[1:]

@@ -1,1 +1,1 @@
-"""What runs, and where: operators, architectures and random programs, compared with eager."""
+"""Compares operators, architectures and random programs with eager, and records where they ran."""

@@ -1,7 +1,7 @@
-"""Architectures of transformers, small and with random weights: a table.
+"""A table of architectures of transformers, small and with random weights.
 
-Each is what its configuration class builds with the settings of the table; whatever the table does
-not name is the library's default, caches and dropout included.
+Each configuration class gets the settings of the table. Other settings keep the library's defaults,
+caches and dropout included.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 Inputs = dict[str, Tensor]
-#: The number of items, and of tokens in each.
+#: The batch size, and the number of tokens per item.
 Sizes = tuple[int, int]
 Settings = dict[str, Any]
 
@@ -24,18 +24,18 @@ IMAGE = 64  # pixels on each side
 
 @dataclass(frozen=True)
 class Architecture:
-    """How to make one network, and arguments for it.
+    """How to build one network, and arguments for it.
 
     Attributes
     ----------
     kind
-        What it belongs to in the report.
+        Its group in the report.
     configuration, network
         Names of classes of transformers.
     settings
-        Of the configuration.
+        Settings of the configuration.
     inputs
-        Draws the keyword arguments of a call; only texts have a length that varies.
+        Draws the keyword arguments of a call; only the length of texts varies.
     """
 
     kind: str
@@ -52,15 +52,15 @@ class Architecture:
         return with_lively_weights(getattr(transformers, self.network)(configuration)).eval()
 
     def call(self, network: Any, inputs: Inputs) -> Any:
-        """Call it with the arguments that were drawn."""
+        """Call the network with drawn arguments."""
         return network(**inputs)
 
 
 @torch.no_grad()
 def with_lively_weights(network: nn.Module) -> nn.Module:
-    """Give every weight a size that shows in the result.
+    """Make every weight large enough to affect the result.
 
-    As transformers initializes them, attention is nearly uniform, biases are zero and
+    With the initialization of transformers, attention is nearly uniform, biases are zero and
     normalizations do nothing: an error there would be lost in the tolerance.
     """
     for name, weight in network.named_parameters():
@@ -78,7 +78,7 @@ def with_lively_weights(network: nn.Module) -> nn.Module:
 
 
 def text(sizes: Sizes) -> Inputs:
-    """Draw sentences, the second of which is shorter, by no, one or several tokens, and padded."""
+    """Draw sentences; the second may be shorter by one or several tokens, and is padded."""
     batch, tokens = sizes
     mask = torch.ones(batch, tokens, dtype=torch.int64)
     mask[1, tokens - int(torch.randint(6, ())) :] = 0
@@ -86,7 +86,7 @@ def text(sizes: Sizes) -> Inputs:
 
 
 def translation(sizes: Sizes) -> Inputs:
-    """Draw sentences, and the beginnings of others."""
+    """Draw source sentences, and the beginnings of target sentences."""
     return text(sizes) | {"decoder_input_ids": _beginnings(sizes)}
 
 
@@ -96,12 +96,12 @@ def image(sizes: Sizes) -> Inputs:
 
 
 def image_and_text(sizes: Sizes) -> Inputs:
-    """Draw as many images as sentences."""
+    """Draw sentences, and an image for each."""
     return text(sizes) | image(sizes)
 
 
 def sound(sizes: Sizes) -> Inputs:
-    """Draw waves of 0.2 s."""
+    """Draw waveforms of 0.2 s."""
     return {"input_values": torch.randn(sizes[0], 3200)}
 
 

@@ -1,4 +1,4 @@
-"""Events of random sequences that change a module."""
+"""Events in random sequences that change a module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _weight(side: Side, chance: Random) -> tuple[str, nn.Parameter]:
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the submodule that has a weight or layer, and its name there."""
+    """Return the submodule that owns a weight or layer, and its name there."""
     path, _, last = name.rpartition(".")
     return module.get_submodule(path), last
 
@@ -92,7 +92,7 @@ def load_weights(side: Side, chance: Random) -> None:
 
 @event
 def step(side: Side, chance: Random) -> None:
-    """Take an optimizer's step."""
+    """Run one step of an optimizer."""
     side.pending = []
     optimizer = torch.optim.SGD(side.module.parameters(), lr=0.01)
     optimizer.step()
@@ -104,7 +104,7 @@ def step(side: Side, chance: Random) -> None:
 def need_gradients(side: Side, chance: Random) -> None:
     """Freeze or unfreeze a weight, or all of them."""
     if isinstance(side.module, Branching):
-        return  # gradients of one branch only: docs/differences.md
+        return  # eager follows the taken branch only: docs/differences.md
     _, weight = _weight(side, chance)
     kind = chance.randrange(4)
     if kind == 0:
@@ -119,7 +119,7 @@ def need_gradients(side: Side, chance: Random) -> None:
 def convert(side: Side, chance: Random) -> None:
     """Convert the weights to another dtype."""
     if isinstance(side.module, Containers):
-        return  # layers in a plain list would keep theirs
+        return  # layers in a plain list would keep their dtype
     kind = chance.choice(["float", "float", "double", "half", "bfloat16"])
     side.is_rounded |= kind in ("half", "bfloat16")
     getattr(side.module, kind)()
@@ -271,7 +271,7 @@ def write_kept(side: Side, chance: Random) -> None:
 
 @event
 def refresh(side: Side, chance: Random) -> None:
-    """Make the decorator look at the module anew."""
+    """Refresh the decorated module."""
     if side.is_decorated:
         side.module.refresh()
 

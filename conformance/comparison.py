@@ -1,4 +1,4 @@
-"""Compares results of any structure with eager's, tensor by tensor, against float64."""
+"""Compares nested results with eager's, tensor by tensor; both are compared with float64."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from torch import Tensor
 
 from tests.tolerances import SLACK, TIMES_EAGER
 
-#: What ends a branch of a result; whatever else it holds is a container or an object.
+#: Leaves of a result besides tensors; anything else is a container or an object.
 _LEAVES = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
 
-#: Of eager in float32: a network that computes other things in float64 cannot be compared with it.
+#: If eager's float32 error is larger, the network computes something else in float64, and is not
+#: compared with it.
 _UNSOUND = 1e-3
 
 
 class Different(Exception):
-    """A result is not eager's; the message says where and how."""
+    """A result differs from eager's; the message says where and how."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Of the tensor with the largest error, over its largest element.
+    """Relative errors of one tensor: the one where ours is largest.
 
     Attributes
     ----------
     ours, eager
-        Against float64.
+        Largest error against float64, over the largest element.
     """
 
     ours: float = 0.0
@@ -37,12 +38,12 @@ class Errors:
 
 
 def compare(result: Any, eager: Any, exact: Any) -> Errors:
-    """Hold a result against that of eager, and against that of eager in float64.
+    """Compare a result with eager's, and both with eager's in float64.
 
     Parameters
     ----------
     exact
-        None where the network cannot compute in float64: then eager stands for it.
+        The result in float64; if None, because the network cannot compute it, eager's is used.
 
     Raises
     ------
@@ -67,7 +68,7 @@ def compare(result: Any, eager: Any, exact: Any) -> Errors:
 
 
 def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all parts of a result with their paths: for containers and objects, their classes."""
+    """Yield the path and value of each part of a result; of containers and objects, the class."""
     if isinstance(value, (Tensor, type, *_LEAVES)):
         yield path, value
         return

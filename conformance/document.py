@@ -1,4 +1,4 @@
-"""Writes what the commands of this package found into ``docs/coverage.md``."""
+"""Writes the results of this package's commands into ``docs/coverage.md``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "coverage.md"
 
 
 def replace_section(name: str, text: str, document: Path = DOCUMENT) -> None:
-    """Put text between the two comments that mark a section of the document.
+    """Replace the text between the two comments that mark a section of the document.
 
     Raises
     ------

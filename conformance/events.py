@@ -1,4 +1,4 @@
-"""Events of random sequences: calls here, changes of a module in `conformance.changes`."""
+"""Events in random sequences: calls here, changes of a module in `conformance.changes`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import tvmify
 from conformance.stateful import IMPURE, WIDTH, Options
 
-#: How many arguments and results are kept, and compared again after later events.
+#: The number of arguments and results that are kept, and compared again after later events.
 KEPT = 4
 
 
@@ -40,7 +40,7 @@ class Side:
     seen
         What hooks recorded.
     is_rounded
-        Whether anything was computed in a half type so far.
+        Whether anything has been computed in a half type.
     """
 
     module: Any
@@ -70,7 +70,7 @@ class Side:
         return [leaf for leaf in pytree.tree_leaves(self.kept) if isinstance(leaf, Tensor)]
 
 
-#: Acts on one side, with random choices; what it returns has to be the same for both sides.
+#: Acts on one side, with random choices; its result has to be the same for both sides.
 Event = Callable[[Side, Random], Any]
 EVENTS: dict[str, Event] = {}
 
@@ -85,7 +85,7 @@ def event(function: Event) -> Event:
 
 
 def elements(chance: Random, *shape: int) -> Tensor:
-    """Draw multiples of a quarter, of which sums are exact."""
+    """Draw multiples of a quarter, whose sums are exact."""
     generator = torch.Generator().manual_seed(chance.randrange(1000))
     return torch.randint(-8, 9, shape, generator=generator) / 4
 
@@ -96,7 +96,7 @@ def dtype(module: nn.Module) -> torch.dtype:
 
 
 def argument(side: Side, chance: Random) -> Tensor:
-    """Draw an argument, with strides of some kind."""
+    """Draw an argument with random strides."""
     batch, length = chance.choice([1, 2, 2, 3]), chance.choice([1, 3, 3, 5])
     x = elements(chance, batch, length, WIDTH).to(dtype(side.module))
     layout = chance.randrange(6)
@@ -120,7 +120,7 @@ def _options(side: Side, chance: Random, x: Tensor) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _surroundings(side: Side, chance: Random) -> Iterator[None]:
-    """Enter one of PyTorch's modes, or none."""
+    """Enter one of PyTorch's modes, or stay in the current one."""
     kind = chance.randrange(8)
     if kind < 3:
         with torch.no_grad():
@@ -138,13 +138,13 @@ def _surroundings(side: Side, chance: Random) -> Iterator[None]:
 
 def _sum(result: Any) -> Tensor | None:
     leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-    # Weighted, since behind a norm the gradient of a plain sum, or of a sum of squares, is zero.
+    # A plain sum, or a sum of squares, would have zero gradients after a norm.
     sums = [(leaf[..., 0] + leaf.tanh().sum(-1)).sum() for leaf in leaves if leaf.requires_grad]
     return sum(sums[1:], sums[0]) if sums else None
 
 
 def _is_pure(side: Side) -> bool:
-    """Whether calls have no effects, and draw no random numbers."""
+    """Whether calls have no side effects, and draw no random numbers."""
     is_evaluating = not any(module.training for module in side.module.modules())
     return is_evaluating and not isinstance(side.module, IMPURE)
 
@@ -193,7 +193,7 @@ def call_and_go_backward(side: Side, chance: Random) -> Any:
 
 @event
 def call_and_wait(side: Side, chance: Random) -> Any:
-    """Call the module, and leave the backward to a later event."""
+    """Call the module, and leave the backward pass to a later event."""
     result = side.module(argument(side, chance))
     loss = _sum(result)
     side.pending = [] if loss is None else [loss]
@@ -202,13 +202,13 @@ def call_and_wait(side: Side, chance: Random) -> Any:
 
 @event
 def go_backward(side: Side, chance: Random) -> None:
-    """Run the backward of an earlier call."""
+    """Run the backward pass of an earlier call."""
     try:
         if side.pending:
             side.pending.pop().backward()
     except RuntimeError:
         for module in (side.module, *side.others):
-            module.zero_grad()  # which gradients a failed backward has written is undefined
+            module.zero_grad()  # it is undefined which gradients a failed backward has written
         raise
 
 
@@ -242,7 +242,7 @@ def call_from_threads(side: Side, chance: Random) -> Any:
 
 @event
 def call_with_other_weights(side: Side, chance: Random) -> Any:
-    """Call the module with weights from outside."""
+    """Call the module with other weights, by `functional_call`."""
     x = argument(side, chance)
     with torch.no_grad():
         weights = {name: weight + 1 for name, weight in side.module.named_parameters()}
@@ -264,7 +264,7 @@ def transform(side: Side, chance: Random) -> Any:
 
 @event
 def save_and_load(side: Side, chance: Random) -> Any:
-    """Save the module to a file, load it, and call that."""
+    """Save the module to a file, load it, and call the loaded one."""
     if side.hooks or not _is_pure(side):
         return None
     x = argument(side, chance)

@@ -1,4 +1,4 @@
-"""The kinds of random layers, and how the sizes of each are drawn."""
+"""The kinds of random layers, and the sizes drawn for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from conformance.operations import Draw
 
-#: An input: what is in it (``"x"``, ``"index"`` or ``"mask"``), and its sizes.
+#: An input: its contents (``"x"``, ``"index"`` or ``"mask"``), and its sizes.
 Shape = tuple[Any, ...]
 #: Draws a layer and its inputs.
 Kind = Callable[[Draw], tuple[nn.Module, list[Shape]]]
@@ -23,7 +23,7 @@ _EXTENTS = (1, 3, 5, 7, 8, 12, 14, 17)
 
 
 class Call(nn.Module):
-    """A function of some tensors, then of weights."""
+    """A function of tensors, followed by weights."""
 
     def __init__(self, function: Callable[..., Any], *weights: Shape, **keywords: Any) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Call(nn.Module):
 
 
 class Gated(nn.Module):
-    """Products of one input that become one value."""
+    """Several products of one input, multiplied together."""
 
     def __init__(self, width: int, inner: int, count: int, bias: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Gated(nn.Module):
 
 
 class Started(nn.Module):
-    """A recurrent layer that is given its first state."""
+    """A recurrent layer with an initial state as argument."""
 
     def __init__(self, layer: nn.LSTM | nn.GRU) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def _one(draw: Draw, *of: Any) -> Any:
 
 
 def _some(draw: Draw, rank: int, *of: Any) -> tuple[Any, ...]:
-    """Draw one for each axis, most often the same for all."""
+    """Draw one value for each axis, most often the same for all."""
     if draw(st.booleans()):
         return (_one(draw, *of),) * rank
     return tuple(_one(draw, *of) for _ in range(rank))
@@ -109,7 +109,7 @@ def _convolution(draw: Draw) -> tuple[nn.Module, list[Shape]]:
 
 
 def _expanded(draw: Draw) -> tuple[nn.Module, list[Shape]]:
-    """Draw a convolution of points and a depthwise one behind it, as in MobileNet."""
+    """Draw a pointwise convolution followed by a depthwise one, as in MobileNet."""
     inputs, inner, size = _one(draw, *_SIZES), _one(draw, *_SIZES), _one(draw, 1, 3, 3, 5)
     first = nn.Conv2d(inputs, inner, 1, bias=draw(st.booleans()))
     second = nn.Conv2d(inner, inner, size, _one(draw, 1, 2), size // 2, groups=inner)
@@ -194,7 +194,7 @@ def _norm(draw: Draw) -> tuple[nn.Module, list[Shape]]:
     channels = groups * _one(draw, 1, 3, 8, 17)
     norm = _one(draw, nn.GroupNorm(groups, channels), nn.InstanceNorm2d(channels, affine=True))
     shape = list(_image(draw, channels, 2))
-    shape[4] = max(shape[4], 2)  # an instance norm has to have more than one element
+    shape[4] = max(shape[4], 2)  # an instance norm needs more than one element
     return norm, [tuple(shape)]
 
 
@@ -250,7 +250,7 @@ def _recurrent(draw: Draw) -> tuple[nn.Module, list[Shape]]:
     return Started(layer), [*shapes, *[state] * (2 if kind is nn.LSTM else 1)]
 
 
-#: Those with more to choose among more often.
+#: Kinds with more variants are listed more often.
 KINDS: tuple[Kind, ...] = (
     *(_convolution, _convolution, _convolution, _convolution, _expanded, _transposed, _linear),
     *(_linear, _gated, _product, _attention, _attention, _softmax, _norm, _pool, _resize),

@@ -1,11 +1,10 @@
-"""Random layers through the decorator, by whichever candidate kernels chance picks.
+"""Random layers through the decorator, with randomly chosen candidate kernels.
 
     python -m conformance.layers [--layers 1000] [--seed 0]
 
-Hypothesis draws the layers that the schedule rules are for, of all kinds of sizes, and some steps
-of `conformance.programs` after each. What ``tune="quick"`` would measure, a seed decides: every
-candidate has to give what eager gives, not only the heuristic's. The counts go into
-docs/coverage.md.
+Hypothesis draws layers that the schedule rules handle, of many sizes, each followed by some steps
+of `conformance.programs`. A seed replaces the measurements of ``tune="quick"``: every candidate has
+to give eager's results, not only the heuristic's choice. The counts go into docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -39,9 +38,10 @@ from tvmify.runtime.native import cpu_features
 #: Layers in one module.
 TOGETHER = 4
 MOST_STEPS = 4
-#: Elements of the largest result of a step.
+#: The most elements of a step's result.
 ELEMENTS = 1 << 16
-#: Operations that may follow a layer; those that join its kernel, or read it, more often.
+#: Operations that may follow a layer; those that fuse with its kernel, or read its result, are
+#: listed more often.
 FOLLOWING = (
     *("add", "add", "mul", "sub", "maximum", "add_scalar", "mul_scalar", "clamp", "halves") * 2,
     *("relu", "gelu", "silu", "tanh", "sigmoid", "root", "square", "abs", "quotient") * 2,
@@ -49,7 +49,7 @@ FOLLOWING = (
     *("pad", "flip", "roll", "expand", "repeat_interleave", "sum", "mean", "amax", "softmax"),
     *("cumsum", "gram", "matmul"),
 )
-#: Of inputs that are no floats, see `conformance.layer_kinds.Shape`.
+#: Dtypes of inputs that are not floats; see `conformance.layer_kinds.Shape`.
 DTYPES = {"index": torch.int64, "mask": torch.bool}
 _AVX2 = ("avx", "avx2", "f16c", "fma")
 
@@ -61,9 +61,9 @@ class Build:
     Attributes
     ----------
     narrow
-        Whether for vectors of AVX2, whatever the processor has.
+        Whether to use only AVX2, whatever the processor has.
     seed
-        Of the choice among candidates.
+        The seed of the choice among candidates.
     """
 
     dtype: torch.dtype
@@ -82,22 +82,22 @@ class Build:
 
 @dataclass(frozen=True)
 class Chance:
-    """Measurements by which any candidate may have been the fastest."""
+    """Stands in for measurements: any candidate may be the fastest."""
 
     seed: int
 
     def best(self, workload: str, candidates: Sequence[str]) -> str:
-        """Return a candidate, the same one for a workload every time."""
+        """Return a candidate, always the same one for a workload."""
         return random.Random(f"{self.seed} {workload}").choice(candidates)
 
 
 class Layer(nn.Module):
-    """A layer, and a program that its first input, another tensor and its results go into.
+    """A layer, followed by a program on its first input, another tensor and its results.
 
     Attributes
     ----------
     inputs
-        Those of the layer, then the other tensor.
+        The inputs of the layer, then the other tensor.
     """
 
     def __init__(self, layer: nn.Module, inputs: tuple[Input, ...], after: Program) -> None:
@@ -107,13 +107,13 @@ class Layer(nn.Module):
         self.after = after
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return what no step reads, but for the inputs."""
+        """Return all values that no step reads, without the inputs."""
         results = pytree.tree_leaves(self.layer(*tensors[:-1]))
         left = self.after.run([tensors[0], tensors[-1], *results])
         return tuple(value for value in left if not any(value is tensor for tensor in tensors))
 
     def extra_repr(self) -> str:
-        """Return what a failure is to say of it."""
+        """Return the description for a failure."""
         return f"inputs={self.inputs}\nafter={self.after.steps}"
 
 
@@ -126,7 +126,7 @@ class Together(nn.Module):
         self.counts = [len(layer.inputs) for layer in layers]
 
     def forward(self, *tensors: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-        """Return the results of each, whose tensors follow each other."""
+        """Return the results of each layer; their tensors are concatenated."""
         rest = iter(tensors)
         pairs = zip(self.layers, self.counts, strict=True)
         return tuple(layer(*(next(rest) for _ in range(count))) for layer, count in pairs)
@@ -142,13 +142,13 @@ def layers(draw: Draw, dtype: torch.dtype) -> Layer:
     with torch.no_grad():
         try:
             results: list[Tensor] = pytree.tree_leaves(layer(*tensors))
-        except NotImplementedError:  # as average pools of volumes of bfloat16
+        except NotImplementedError:  # such as average pools of volumes in bfloat16
             hypothesis.reject()
         own = draw(st.sampled_from(results)).shape
         shape = [draw(st.sampled_from([1, size, size])) for size in own]
         kept = draw(st.integers(0, len(shape))) if draw(st.booleans()) else 0
         inputs.append(_input(draw, ("x", *shape[kept:]), dtype))
-        # None is exact: a program in float64 is held against one that rounds.
+        # No value is exact: a program in float64 is compared with one that rounds.
         given = [tensors[0], inputs[-1].tensor(), *results]
         values = [Value(tensor, exact=False) for tensor in given]
         steps = draw_steps(draw, values, FOLLOWING, draw(st.integers(0, MOST_STEPS)), ELEMENTS)
@@ -178,13 +178,13 @@ def _input(draw: Draw, shape: tuple[Any, ...], dtype: torch.dtype) -> Input:
 
 
 def _randomized(layer: nn.Module, seed: int) -> nn.Module:
-    """Give all weights values of their own, such that results are about as large as inputs."""
+    """Fill all weights with random values that keep results about as large as inputs."""
     generator = torch.Generator().manual_seed(seed)
     tensors = [*layer.parameters(), *layer.buffers()]
     for tensor in filter(torch.is_floating_point, tensors):
         deviation = (tensor.numel() / max(1, len(tensor))) ** -0.5 if tensor.dim() > 1 else 0.3
         values = torch.randn(tensor.shape, generator=generator) * deviation
-        # Of one axis are biases, and the scales and variances of norms.
+        # Tensors with one axis are biases, or the scales and variances of norms.
         tensor.data.copy_(values if tensor.dim() > 1 else 1 + values.clamp(-0.9, 0.9))
     return layer
 
@@ -195,7 +195,7 @@ def check(drawn: Sequence[Layer], build: Build) -> Result:
     Raises
     ------
     AssertionError
-        A result is not eager's, or no rule schedules a kernel.
+        A result differs from eager's, or a schedule rule failed.
     """
     module = Together(drawn).eval()
     tensors = [given.tensor() for layer in drawn for given in layer.inputs]
@@ -219,7 +219,7 @@ def check(drawn: Sequence[Layer], build: Build) -> Result:
 
 
 def _compare(got: Tensor, want: Tensor, exact: Tensor, scale: float) -> None:
-    """Hold a result against float64, with eager's error and the largest value as yardsticks."""
+    """Compare a result with float64; eager's error and the largest value set the tolerance."""
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     if not want.is_floating_point():
         assert torch.equal(got, want)
@@ -235,7 +235,7 @@ def _compare(got: Tensor, want: Tensor, exact: Tensor, scale: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check layers, and write how many ran where."""
+    """Check layers, and count where they ran."""
     parser = argparse.ArgumentParser(description="Random layers through tvmify.")
     parser.add_argument("--layers", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

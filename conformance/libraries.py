@@ -1,7 +1,7 @@
-"""Networks of other libraries, small ones with random weights: a table.
+"""A table of networks of other libraries, small and with random weights.
 
-The libraries are those of the extra ``libraries``. Each is imported where a network is built, so
-that a missing one costs only its own rows.
+The libraries are those of the extra ``libraries``. Each is imported when a network is built, so
+that only its own rows fail if it is missing.
 """
 
 # pyright: reportMissingImports=false
@@ -18,24 +18,24 @@ from torch import Tensor, nn
 
 from conformance.architectures import Inputs, Sizes, with_lively_weights
 
-#: Of text encoders and decoders.
+#: Sizes of text encoders and decoders.
 _VOCABULARY, _WIDTH = 96, 32
 
 
 @dataclass(frozen=True)
 class Network:
-    """How to make one network, and how to call it.
+    """How to build one network, and how to call it.
 
     Attributes
     ----------
     kind
         The library.
     build
-        Makes the network, in evaluation mode.
+        Builds the network, in evaluation mode.
     inputs
         Draws the keyword arguments of a call.
     call
-        Calls the network; by default with the arguments.
+        Calls the network; by default, passes it the arguments.
     """
 
     kind: str
@@ -144,7 +144,7 @@ def _sentence_encoder() -> nn.Module:
 
 
 def _encode(network: Any, inputs: Inputs) -> Tensor:
-    """Encode a text for each row, of a word for each of its numbers that is not a multiple of 3."""
+    """Encode a text for each row, with a word for each number that is not a multiple of 3."""
     rows = inputs["words"].tolist()
     texts = [" ".join(f"word{number}" for number in row if number % 3) for row in rows]
     return network.encode(texts, batch_size=2, convert_to_tensor=True, show_progress_bar=False)

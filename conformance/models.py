@@ -3,9 +3,9 @@
     python -m conformance.models run [--table libraries] [--only "bert gpt*"] [--jobs 1]
     python -m conformance.models report [--table libraries]
 
-Each runs in a process of its own, so that one that ends the process is counted like any other.
-What is known is kept in ``build/models`` or ``build/libraries``: the next run does what is missing,
-and what ``--only`` names. ``report`` prints the table and writes it into ``docs/coverage.md``.
+Each network runs in its own process, so that a crash is a result like any other. Results are kept
+in ``build/models`` or ``build/libraries``; the next run tries the missing networks, or those that
+``--only`` names. ``report`` prints the table and writes it into ``docs/coverage.md``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from conformance.document import replace_section
 from conformance.libraries import LIBRARIES
 from conformance.trial import SIZES, Subject, Trial, attempt
 
-#: By the name of their section in the document.
+#: The tables, by the name of their section in the document.
 TABLES: dict[str, Mapping[str, Subject]] = {"models": ARCHITECTURES, "libraries": LIBRARIES}
 RECORDS = "trials.jsonl"
 PATIENCE = 900  # seconds for one network
 
 
 def main() -> None:
-    """Do one of the steps; ``one`` is what the processes of ``run`` do."""
+    """Run an action; the processes of ``run`` use ``one``."""
     parser = argparse.ArgumentParser(description="Networks against eager")
     parser.add_argument("step", choices=["run", "report", "one"])
     parser.add_argument("--only", default="", help="names or patterns, such as 'bert gpt*'")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def run(table: str, only: list[str], jobs: int, folder: Path) -> None:
-    """Try what is named, or else what was not tried before; keep each result as it comes."""
+    """Try the named networks, or those not tried before; write each result at once."""
     known = read(folder, TABLES[table])
     console = Console(highlight=False)
     names = [
@@ -112,7 +112,7 @@ def read(folder: Path, table: Mapping[str, Subject]) -> dict[str, Trial]:
 
 
 def show(trials: Iterable[Trial]) -> None:
-    """Print a table, and how many are right."""
+    """Print a table, and the number of correct networks."""
     trials = list(trials)
     table = Table("network", "kind", "right", "ran", "sizes", "error", "eager's", box=None)
     for trial in trials:
@@ -123,7 +123,7 @@ def show(trials: Iterable[Trial]) -> None:
 
 
 def summary(trials: Iterable[Trial]) -> str:
-    """Say how many are right and how many ran compiled."""
+    """Say how many are correct and how many ran compiled."""
     trials = list(trials)
     right = sum(trial.right for trial in trials)
     compiled = sum(trial.right and trial.compiled for trial in trials)
@@ -154,7 +154,7 @@ def document(trials: Iterable[Trial]) -> str:
 def how_it_ran(trial: Trial) -> str:
     """Say whether all of it was compiled, and what was not."""
     if not trial.compiled:
-        # where the packages are installed says nothing
+        # leave out where packages are installed
         reason = re.sub(r"/\S+/site-packages/", "", trial.reason)
         return ": ".join(filter(None, ["in parts" if trial.programs else "eager", reason]))
     if trial.bridged:

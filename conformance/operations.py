@@ -1,4 +1,4 @@
-"""The operations of random programs, and how their operands and arguments are drawn."""
+"""The operations of random programs, with the operands and arguments drawn for them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 @dataclass(frozen=True)
 class Value:
-    """What an operand is when the program is drawn.
+    """An operand, computed while the program is drawn.
 
     Attributes
     ----------
     tensor
-        Its elements for the inputs of the program.
+        Its value for the inputs of the program.
     exact
-        Compiled code and eager compute the very same elements, so that a comparison, a conversion
-        to integers or the place of a maximum come out equal.
+        Whether compiled code and eager compute identical elements, so that comparisons, conversions
+        to integers and positions of maxima are equal.
     """
 
     tensor: Tensor
@@ -55,11 +55,11 @@ class Operation:
     function
         Takes the operands, then the arguments.
     fits
-        For each operand, whether a value may be it.
+        For each operand, whether a value is allowed.
     arguments
         Draws the other arguments.
     rounds
-        Whether floats come out rounded differently from eager's.
+        Whether floats are rounded differently from eager's.
     """
 
     function: Callable[..., Tensor]
@@ -268,7 +268,7 @@ OPERATIONS: dict[str, Operation] = {
     "exp": _unary(torch.exp, _small, True),
     "tanh": _unary(torch.tanh, _float, True),
     "sigmoid": _unary(torch.sigmoid, _float, True),
-    "gelu": _unary(F.gelu, _without_infinity, True),  # NaN by oneDNN
+    "gelu": _unary(F.gelu, _without_infinity, True),  # oneDNN gives NaN
     "silu": _unary(F.silu, _float, True),
     "sin": _unary(torch.sin, _small, True),
     "root": _unary(lambda x: torch.sqrt(1 + x * x), _float, True),
@@ -279,7 +279,7 @@ OPERATIONS: dict[str, Operation] = {
     "maximum": Operation(torch.maximum, (_any, _any)),
     "minimum": Operation(torch.minimum, (_any, _any)),
     "where": Operation(torch.where, (_bool, _any, _any)),
-    # Not of bools: TorchScript drops `+ 0`, and the promotion with it.
+    # Not for bools: TorchScript drops `+ 0`, and with it the promotion.
     "add_scalar": Operation(torch.add, (_number,), _scalar),
     "mul_scalar": Operation(torch.mul, (_any,), _scalar),
     "rsub": Operation(torch.rsub, (_number,), _scalar),
@@ -336,10 +336,10 @@ OPERATIONS: dict[str, Operation] = {
 def result_of(
     operation: Operation, operands: list[Value], arguments: tuple[Any, ...], elements: int = 512
 ) -> Value | None:
-    """Compute a step while it is drawn; None if eager refuses it or it leads nowhere.
+    """Compute a step while it is drawn; None if eager refuses it, or its result is too large.
 
-    Elements that grow from step to step lose every digit in the end, and tensors of more than so
-    many elements cost time.
+    Values that grow from step to step lose their digits in the end, and tensors of more than
+    `elements` elements cost time.
     """
     try:
         tensor = operation.function(*(value.tensor for value in operands), *arguments)

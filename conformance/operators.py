@@ -26,7 +26,7 @@ from tvmify.dispatch.outcome import Compiled
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 COMPILED, BRIDGED, EAGER, WRONG, CRASHED = "compiled", "bridged", "eager", "wrong", "crashed"
 OUTCOMES = (COMPILED, BRIDGED, EAGER, WRONG, CRASHED)
-#: What these return, or part of it, is memory as it was found: only its shape and dtype are right.
+#: Operators that return uninitialized memory: only shape and dtype can be compared.
 UNDEFINED = frozenset(
     """
     empty empty_like empty_permuted empty_strided new_empty new_empty_strided
@@ -52,7 +52,7 @@ class Case:
 
     @classmethod
     def parse(cls, line: str) -> Case:
-        """Read what `str` writes."""
+        """Parse the result of `str`."""
         operator, variant, dtype, sample = line.split()
         return cls(operator, "" if variant == "-" else variant, dtype, int(sample))
 
@@ -66,9 +66,9 @@ class Result:
     outcome
         One of `OUTCOMES`.
     kind, reason
-        Class and text of why it ran in eager; the difference, if the outcome is wrong.
+        Class and text of the reason why it ran in eager, or the difference if it is wrong.
     operators
-        The ATen operators that are the reason, or that ran through the bridge.
+        The ATen operators that caused it, or that were bridged.
     """
 
     outcome: str
@@ -78,7 +78,7 @@ class Result:
 
 
 class Applied(nn.Module):
-    """An operator as a module: tensors are arguments of the call, all else is part of it."""
+    """An operator as a module: tensors are arguments of the call, other arguments are fixed."""
 
     def __init__(self, function: Callable[..., Any], arguments: Any) -> None:
         super().__init__()
@@ -105,15 +105,15 @@ class Operator:
         self._keep_alive: list[nn.Module] = []
 
     def case(self, sample: int) -> Case:
-        """Return what names one of its samples."""
+        """Return the case of one of its samples."""
         return Case(self.info.name, self.info.variant_test_name, self.dtype, sample)
 
     def samples(self) -> Iterator[tuple[Case, Any]]:
-        """Yield the samples: what names each, and its arguments; the same ones every time."""
+        """Yield the case and the arguments of each sample, the same every time."""
         _seed()
         inputs = self.info.sample_inputs("cpu", DTYPES[self.dtype], requires_grad=False)
         for number, sample in enumerate(inputs):
-            # Running a sample draws numbers, too.
+            # Running a sample draws random numbers, too.
             state = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
             yield self.case(number), ((sample.input, *sample.args), sample.kwargs)
             torch.set_rng_state(state[0])
@@ -129,7 +129,7 @@ class Operator:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             expected = _outcome(module, tensors)
-            for call in ("", "in the second call, "):  # the second one is of the memory cache
+            for call in ("", "in the second call, "):  # the second one uses the memory cache
                 actual = _outcome(compiled, tensors)
                 difference = self.difference(actual, expected)
                 if difference and not _is_rounding(actual, expected, module, tensors):
@@ -137,7 +137,7 @@ class Operator:
         return where_it_ran(compiled)
 
     def difference(self, actual: Any, expected: Any) -> str:
-        """Say how a result, or an error, is not the expected one; nothing if it is."""
+        """Describe how a result or an error differs from the expected one; empty if it does not."""
         if isinstance(actual, Exception) or isinstance(expected, Exception):
             same = type(actual) is type(expected)
             return "" if same else f"{_brief(actual)} instead of {_brief(expected)}"
@@ -165,7 +165,7 @@ class Operator:
             torch.testing.assert_close(got, want, rtol=relative, atol=absolute, equal_nan=True)
 
     def tolerance(self, dtype: torch.dtype) -> tuple[float | None, float | None]:
-        """Return what PyTorch's own tests of the operator allow; None for exact dtypes."""
+        """Return the tolerances of PyTorch's own tests of the operator; None for exact dtypes."""
         if dtype not in _TOLERANCES:
             return None, None
         relative, absolute = _TOLERANCES[dtype]
@@ -179,7 +179,7 @@ class Operator:
 
 
 def operators(only: frozenset[str] = frozenset()) -> list[Operator]:
-    """Return all operators that take a dtype, in the order of ``op_db``.
+    """Return all operators, once for each supported dtype, in the order of ``op_db``.
 
     Parameters
     ----------
@@ -211,8 +211,8 @@ def _seed() -> None:
 
 
 def _outcome(module: nn.Module, tensors: list[torch.Tensor]) -> Any:
-    """Return the result and the arguments as they are afterwards, or the error."""
-    # A deep copy keeps strides, and what shares memory; only strided tensors can be copied so.
+    """Return the result and the arguments after the call, or the error."""
+    # A deep copy keeps strides and shared memory, but works for strided tensors only.
     memo: dict[int, Any] = {}
     tensors = [
         copy.deepcopy(tensor, memo) if tensor.layout is torch.strided else tensor.clone()
@@ -229,9 +229,9 @@ def _outcome(module: nn.Module, tensors: list[torch.Tensor]) -> Any:
 def _is_rounding(
     actual: Any, expected: Any, module: nn.Module, tensors: list[torch.Tensor]
 ) -> bool:
-    """Whether a result that is not close to eager's is as close to that of float64 as eager's.
+    """Whether a result that differs from eager's is as close to float64's as eager's is.
 
-    Sums in another order can do that, where the terms are large and the sum is small.
+    Sums in another order can differ so, if the terms are large and the sum is small.
     """
     wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
     exact = _outcome(module, wide)
@@ -239,7 +239,7 @@ def _is_rounding(
         isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64
         for leaf in pytree.tree_leaves(exact)
     ):
-        return False  # that is no better than eager's
+        return False  # no better reference than eager's
     try:
         compare(actual, expected, exact)
     except Different:

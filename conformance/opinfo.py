@@ -3,9 +3,9 @@
     python -m conformance.opinfo run [--shards 64] [--jobs 2] [--samples 0] [--only add,mul]
     python -m conformance.opinfo report
 
-Each sample of float32 and int64 on CPU agrees with eager PyTorch, or ends in the error that eager
-gives. A run that was stopped goes on where it was; `run --again` first forgets what deviated or
-crashed, or with `--only` all of those operators. The report goes into docs/coverage.md.
+Each float32 and int64 sample on the CPU has to agree with eager PyTorch, or raise the same error.
+An interrupted run continues where it stopped. `run --again` repeats what deviated or crashed, or
+with `--only` all samples of those operators. The report goes into docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CONSOLE = Console(width=160, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run cases, or report."""
+    """Run cases, or write the report."""
     given = _parser().parse_args(arguments)
     if given.action == "report":
         found = records.read(given.folder)
@@ -62,18 +62,18 @@ def _say(case: Case, result: Result) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="PyTorch's operator samples through tvmify.")
     actions = parser.add_subparsers(dest="action", required=True)
-    run = actions.add_parser("run", help="run what has no result yet")
+    run = actions.add_parser("run", help="run the cases that have no result yet")
     work = actions.add_parser("work", help="one shard of a run, in this process")
     report = actions.add_parser("report", help="print the table and write docs/coverage.md")
     for action in (run, work, report):
         action.add_argument("--folder", type=Path, default=FOLDER)
     for action in (run, work):
         action.add_argument("--shards", type=int, default=64)
-        action.add_argument("--samples", type=int, default=0, help="of each operator (0: all)")
-        action.add_argument("--only", default="", help="names of operators, with commas")
+        action.add_argument("--samples", type=int, default=0, help="samples per operator (0: all)")
+        action.add_argument("--only", default="", help="names of operators, separated by commas")
         action.add_argument("--limit", type=float, default=180, help="seconds for one case")
     run.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    run.add_argument("--again", action="store_true", help="forget deviations, or --only, first")
+    run.add_argument("--again", action="store_true", help="repeat deviations, or all of --only")
     work.add_argument("shard", type=int)
     return parser
 

@@ -1,4 +1,4 @@
-"""The tables of what the operator samples found."""
+"""Tables of the results of the operator samples."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def totals(found: Found) -> list[list[str]]:
 
 
 def eager_reasons(found: Found) -> dict[str, Counter[str]]:
-    """Return, for each reason why samples ran in eager, how many of which operators did."""
+    """Count the samples that ran in eager, by reason and operator."""
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for case, result in found.items():
         if result.outcome == EAGER:
@@ -85,7 +85,7 @@ def deviations(found: Found) -> list[str]:
 
 
 def _reason(result: Result) -> str:
-    """Return a reason without what differs from sample to sample: names, shapes and places."""
+    """Return a reason without its details of a sample: names, shapes and places."""
     if result.kind == "UnsupportedOperator" and not result.reason:
         return "an operator has no converter"
     reason = re.sub(r" \((no source known|File .*|[^()]*:\d+[^()]*)\)", "", result.reason)

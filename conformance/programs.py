@@ -2,9 +2,9 @@
 
     python -m conformance.programs [--programs 2000] [--seed 0]
 
-Hypothesis draws programs of some steps over inputs of all kinds of shapes and strides; compiled
-code has to give what eager gives. Several programs make one module, so that a compilation covers
-them all. The counts go into docs/coverage.md.
+Hypothesis draws programs of several steps on inputs of many shapes and strides; compiled code has
+to give eager's results. Several programs form one module, which is compiled once. The counts go
+into docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from tvmify import tvmify
 #: Programs in one module.
 TOGETHER = 8
 MOST_STEPS = 8
-#: Of the largest magnitude in the whole program: what one step rounds, later ones carry on.
+#: Relative to the largest magnitude in the program, since later steps carry rounding errors on.
 TOLERANCE = 2e-5
 LAYOUTS = ("contiguous", "transposed", "sliced", "expanded")
 
 
 @dataclass(frozen=True)
 class Input:
-    """A tensor that a program takes.
+    """An input tensor of a program.
 
     Attributes
     ----------
     layout
-        One of `LAYOUTS`: how it lies in memory.
+        One of `LAYOUTS`: its layout in memory.
     seed
-        Of its elements.
+        The seed of its elements.
     special
         Whether some floats are NaN, infinite or a negative zero.
     """
@@ -56,7 +56,7 @@ class Input:
     special: bool
 
     def tensor(self) -> Tensor:
-        """Make it: floats are multiples of a quarter, so that sums of few are exact."""
+        """Make the tensor: floats are multiples of a quarter, so that short sums are exact."""
         shape = list(self.shape)
         if self.layout == "transposed":
             shape.reverse()
@@ -81,7 +81,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Step:
-    """An operation on values before it, which are counted with the inputs first."""
+    """An operation on earlier values, which are numbered from the inputs on."""
 
     operation: str
     operands: tuple[int, ...]
@@ -95,7 +95,7 @@ class Program:
     Attributes
     ----------
     scale
-        The largest magnitude of a value on the way.
+        The largest magnitude of all intermediate values.
     """
 
     inputs: tuple[Input, ...]
@@ -120,7 +120,7 @@ class Together(nn.Module):
         self.programs = tuple(programs)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the results of all programs on their tensors, which follow each other."""
+        """Return the results of all programs; their tensors are concatenated."""
         rest = iter(tensors)
         results: list[Tensor] = []
         for program in self.programs:
@@ -140,7 +140,7 @@ _INPUTS = st.builds(
 
 @st.composite
 def programs(draw: Draw) -> Program:
-    """Draw a program whose every step eager accepts."""
+    """Draw a program of which eager accepts every step."""
     inputs = draw(st.lists(_INPUTS, min_size=1, max_size=3))
     values = [Value(given.tensor(), exact=True) for given in inputs]
     steps = draw_steps(draw, values, sorted(OPERATIONS), draw(st.integers(1, MOST_STEPS)))
@@ -150,14 +150,14 @@ def programs(draw: Draw) -> Program:
 def draw_steps(
     draw: Draw, values: list[Value], names: Sequence[str], number: int, elements: int = 512
 ) -> tuple[Step, ...]:
-    """Draw `number` steps, less those that do not fit, and add their results to the values.
+    """Draw up to `number` steps, and append their results to the values.
 
     Parameters
     ----------
     names
-        Of the operations.
+        Names of the operations.
     elements
-        Of the largest result.
+        The most elements of a result.
     """
     steps: list[Step] = []
     for _ in range(number):
@@ -185,14 +185,14 @@ def check(drawn: Sequence[Program], traced: bool) -> Result:
     Parameters
     ----------
     drawn
-        They make one module.
+        The programs; they form one module.
     traced
-        Whether ``torch.jit.trace`` captures it, and not ``torch.export``.
+        Whether ``torch.jit.trace`` captures it instead of ``torch.export``.
 
     Raises
     ------
     AssertionError
-        A result is not eager's.
+        A result differs from eager's.
     """
     module = Together(drawn).eval()
     tensors = [given.tensor() for program in drawn for given in program.inputs]
@@ -222,14 +222,14 @@ def explore(
     Parameters
     ----------
     modules
-        The parts of a module, and how it is compiled: what `check` takes.
+        Draws the arguments of `check`: the parts of a module, and how to compile it.
     seed
         None for the same modules every time.
 
     Raises
     ------
     AssertionError
-        A result is not eager's; a note has the smallest such module that was found.
+        A result differs from eager's; a note has the smallest such module that was found.
     """
     counts: Counter[tuple[str, str]] = Counter()
 
@@ -243,13 +243,13 @@ def explore(
 
 
 def settings(examples: int, seed: int | None) -> hypothesis.settings:
-    """Return how to draw `examples` modules; `seed` is that of `explore`."""
+    """Return the settings to draw `examples` modules; for `seed`, see `explore`."""
     return hypothesis.settings(
         max_examples=examples,
         derandomize=seed is None,
         database=None,
         deadline=None,
-        # Making a failure smaller takes as long again as half the programs: not in CI.
+        # Shrinking a failure takes as long as half the programs: not in CI.
         phases=[Phase.generate] if seed is None else list(Phase),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
@@ -261,7 +261,7 @@ def counted(result: Result) -> tuple[str, str]:
 
 
 def publish(section: str, what: str, counts: Counter[tuple[str, str]]) -> None:
-    """Write a table of where they ran, and print it."""
+    """Write a table of where programs ran, and print it."""
     lines = [
         f"{sum(counts.values()):,} {what}: all agree with eager.",
         "",
@@ -274,7 +274,7 @@ def publish(section: str, what: str, counts: Counter[tuple[str, str]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check programs, and write how many ran where."""
+    """Check programs, and count where they ran."""
     parser = argparse.ArgumentParser(description="Random programs through tvmify.")
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)

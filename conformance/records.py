@@ -1,4 +1,4 @@
-"""What was found so far: a line of JSON for each case, in files that only grow."""
+"""The results so far: a line of JSON for each case, in files that are only appended to."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from conformance.operators import Case, Result
 
 
 def append(file: Path, case: Case, result: Result) -> None:
-    """Write down how a case ended."""
+    """Append the result of a case."""
     record = dataclasses.asdict(case) | dataclasses.asdict(result)
     with file.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
 
 
 def read(folder: Path) -> dict[Case, Result]:
-    """Return everything in a folder; of a case that is there twice, one of the two."""
+    """Return all results in a folder; if a case is there twice, one of the two."""
     return {
         case: result
         for file in sorted(folder.glob("*.jsonl"))
@@ -28,7 +28,7 @@ def read(folder: Path) -> dict[Case, Result]:
 
 
 def forget(folder: Path, drop: Callable[[Case, Result], bool]) -> None:
-    """Remove the results that `drop` says, so that the next run finds them again."""
+    """Remove the results that `drop` selects, so that the next run repeats them."""
     for file in folder.glob("*.jsonl"):
         kept = [record for record in _records(file) if not drop(*_parse(record))]
         file.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")

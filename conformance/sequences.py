@@ -4,8 +4,8 @@
 
 A decorated module and an equal one in eager go through the same events: calls in all modes
 (`conformance.events`), and changes of weights, dtypes, hooks and so on (`conformance.changes`).
-After each event, results, weights, gradients, kept tensors, what shares memory, and the state of
-the random generator have to be equal. The counts go into docs/coverage.md.
+After each event, results, weights, gradients, kept tensors, shared memory and the state of the
+random generator have to be equal. The counts go into docs/coverage.md.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from tvmify.dispatch.building import background
 
 #: Events in one sequence.
 FEWEST, MOST = 4, 24
-#: Half of all events are these.
+#: Half of all events are one of these.
 CALLS = ("call", "call", "call_and_go_backward")
 SOME = "some calls in eager"
-#: Relative to each element and to the largest; weights change by more than that. The second is for
+#: Relative to each element and to the largest; events change weights by more. The second is for
 #: sequences that compute in half types.
 TOLERANCE, ROUNDED = 1e-4, 4e-2
 #: Seconds for builds in the background.
@@ -60,9 +60,9 @@ class Setup:
     module
         A name in `MODULES`.
     options
-        Of the decorator, as pairs of name and value.
+        Options of the decorator, as pairs of name and value.
     of_class
-        Whether the class is decorated, and not the instance.
+        Whether the class is decorated instead of the instance.
     """
 
     module: str
@@ -110,8 +110,9 @@ SETUPS = st.builds(
 
 
 def _draw_event(seed: int) -> SeededEvent:
-    """Return an event: a call in half of the cases, otherwise of any kind, all equally likely,
-    which Hypothesis's own choices are not.
+    """Return an event: half of them are calls, the others are uniform over all kinds.
+
+    Hypothesis's own choices are not uniform.
     """
     chance = Random(seed)
     names = CALLS if chance.random() < 0.5 else sorted(EVENTS)
@@ -154,7 +155,7 @@ def _observe(side: Side, event: SeededEvent) -> dict[str, Any]:
         result = EVENTS[event.name](side, Random(event.seed))
     except Exception as error:
         result = type(error)
-    if side.is_decorated:  # so that the next call may run what was built, each time
+    if side.is_decorated:  # so that the next call always runs what was built
         assert background.worker.wait(PATIENCE)
     modules = [side.module, *side.others]
     tensors = side.tensors()
@@ -164,7 +165,7 @@ def _observe(side: Side, event: SeededEvent) -> dict[str, Any]:
         "the random generator": torch.get_rng_state(),
         "the weights": [dict(module.state_dict()) for module in modules],
         "modes": [[part.training for part in module.modules()] for module in modules],
-        # Sorted: a backward that runs forward again calls hooks in another order.
+        # Sorted: a backward pass that runs forward again calls hooks in another order.
         "what hooks saw": sorted(side.seen),
         "a kept tensor, a weight or a gradient": tensors,
         "what shares memory": [None if one is None else memory.index(one) for one in memory],
@@ -172,7 +173,7 @@ def _observe(side: Side, event: SeededEvent) -> dict[str, Any]:
 
 
 def _memory(value: Any) -> int | None:
-    """Return the address of a tensor's storage; None without elements, and for other values."""
+    """Return the address of a tensor's storage; None for empty tensors and other values."""
     if not isinstance(value, Tensor) or not value.numel():
         return None
     return value.untyped_storage().data_ptr()
@@ -203,7 +204,7 @@ def _compare_values(got: Tensor, want: Tensor, tolerance: float) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check sequences, and write how many ran where."""
+    """Check sequences, and count where calls ran."""
     parser = argparse.ArgumentParser(description="Random sequences of calls and changes.")
     parser.add_argument("--sequences", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""The operators in shards, each in a process of its own that may crash or hang."""
+"""Runs the operators in shards, each in its own process, which may crash or hang."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Plan:
     Attributes
     ----------
     folder
-        Where results are appended; what it has already is not run again.
+        Where results are appended; cases that have one there do not run again.
     shards
-        Into how many parts the operators are dealt out.
+        The number of parts that the operators are divided into.
     samples
-        How many of each operator and dtype, from the first; 0 for all.
+        The number of samples per operator and dtype, from the first; 0 for all.
     only
         Names of operators; empty for all.
     limit
-        Seconds without the end of a case after which a process is taken to hang.
+        Seconds for one case, after which its process counts as hanging.
     """
 
     folder: Path
@@ -43,11 +43,11 @@ class Plan:
     limit: float
 
     def results(self, shard: int) -> Path:
-        """Return where a shard appends its results."""
+        """Return the file to which a shard appends its results."""
         return self.folder / f"shard-{shard}.jsonl"
 
     def current(self, shard: int) -> Path:
-        """Return where a shard says which case it is at."""
+        """Return the file in which a shard names its current case."""
         return self.folder / f"shard-{shard}.case"
 
 
@@ -74,11 +74,11 @@ def run(plan: Plan, jobs: int, command: list[str], say: Callable[[Case, Result],
     plan
         What to run.
     jobs
-        How many processes at a time.
+        The number of processes at a time.
     command
-        Ends in `work` for the shard whose number is appended.
+        Runs `work` for the shard whose number is appended.
     say
-        Told of each crash; processes tell of their other results themselves.
+        Called for each crash; the processes report their other results themselves.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def _supervise(
 
 
 def _watched(command: list[str], current: Path, limit: float) -> str:
-    """Run a process; return what was wrong with its end, nothing if it ended well."""
+    """Run a process; return how it failed, empty if it succeeded."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         changed, since = 0.0, time.monotonic()
         try:

@@ -15,7 +15,7 @@ WIDTH = 4
 
 
 class Options(nn.Module):
-    """Attributes, numbers and an optional mask; the result is a dict with the argument in it."""
+    """Attributes, numbers and an optional mask; returns a dict that contains the argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Options(nn.Module):
         self.settings = {"shift": 0.5, "square": False}
 
     def forward(self, x: Tensor, factor: Any = 1, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Apply two layers, and what the attributes say."""
+        """Apply two layers, as configured by the attributes."""
         y = self.outer(torch.relu(self.inner(x))) * self.scale * factor + self.settings["shift"]
         if self.settings["square"]:
             y = y * y
@@ -50,7 +50,7 @@ class Normalized(nn.Module):
 
 
 class Counting(nn.Module):
-    """Buffers that forward writes; a view of one is among the results."""
+    """Buffers that forward writes; one result is a view of a buffer."""
 
     calls: Tensor
     average: Tensor
@@ -69,7 +69,7 @@ class Counting(nn.Module):
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is that of the head, and a layer that runs twice."""
+    """An embedding that shares its weight with the head, and a layer that runs twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Tied(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Embed the integral parts of the first column."""
+        """Embed the integer parts of the first column."""
         y = self.embedding(x[..., 0].detach().long().abs() % 7) + x
         return self.head(self.layer(torch.tanh(self.layer(y))))
 
@@ -109,7 +109,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(WIDTH, WIDTH, batch_first=True)
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return all results, and the last state."""
+        """Return all outputs, and the last state."""
         return self.lstm(x)
 
 
@@ -122,19 +122,19 @@ class Attending(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attend, and add."""
+        """Return the input plus its attention."""
         return self.norm(x + self.attention(x, x, x, need_weights=False)[0])
 
 
 class Branching(nn.Module):
-    """A branch on a value, and one on the mode."""
+    """A branch on a value, and a branch on the mode."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Go left where the sum is positive."""
+        """Use the left layer if the sum is positive."""
         x = x * 2 if self.training else x + 1
         return self.left(x) if x.sum() > 0 else self.right(x) - 1
 
@@ -161,7 +161,7 @@ class Drawing(nn.Module):
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Add noise, and drop."""
+        """Add noise, and apply dropout."""
         return functional.dropout(self.linear(x) + torch.rand_like(x), 0.3, training=True)
 
 
@@ -197,5 +197,5 @@ MODULES: dict[str, type[nn.Module]] = {
         Attributed,
     )
 }
-#: Modules whose calls have effects, or draw random numbers.
+#: Modules whose calls have side effects, or draw random numbers.
 IMPURE = (Counting, Writing, Drawing, Attributed)

@@ -19,16 +19,16 @@ from tvmify.dispatch.outcome import Compiled
 
 
 class Subject(Protocol):
-    """How to make a network, to draw the arguments of a call, and to call it."""
+    """How to build a network, draw the arguments of a call, and call it."""
 
     @property
     def kind(self) -> str:
-        """What it belongs to in the report."""
+        """Its group in the report."""
         ...
 
     @property
     def build(self) -> Callable[[], nn.Module]:
-        """Makes the network, in evaluation mode."""
+        """Builds the network, in evaluation mode."""
         ...
 
     @property
@@ -38,36 +38,36 @@ class Subject(Protocol):
 
     @property
     def call(self) -> Callable[[Any, Inputs], Any]:
-        """Calls the network with arguments that were drawn."""
+        """Calls the network with drawn arguments."""
         ...
 
 
 @dataclass
 class Trial:
-    """What came of one network.
+    """The result of one network.
 
     Attributes
     ----------
     right
-        Whether every result was eager's.
+        Whether every result equals eager's.
     difference
-        Where it was not, and how; or what went wrong on the way there.
+        Where a result differs, and how; or the error that was raised.
     compiled
-        Whether all of it was one compiled program.
+        Whether the whole network was one compiled program.
     reason
         Why it was not.
     bridged
-        How often each operator of the program ran as a call of PyTorch's.
+        The number of bridged calls, by operator.
     operators
-        How many the program has.
+        The number of operators in the program.
     error, eager_error
-        Against float64 over the largest output, of the tensor where ours is largest.
+        Errors against float64 over the largest output, for the tensor where ours is largest.
     programs
-        How many were built for all calls, which differ in their sizes.
+        The number of programs built for all calls, which differ in their sizes.
     one_shape
-        Why there is a program for each shape, where there is none for any.
+        Why no program serves all shapes.
     seconds
-        Of the first call.
+        The time of the first call.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Trial:
     seconds: float = 0.0
 
 
-#: Those of the calls: the first three differ in values, the last ones in sizes.
+#: The sizes of the calls: some differ in values only, the later ones in sizes.
 SIZES = ((2, 12), (2, 12), (3, 17), (2, 9), (5, 13))
 
 
@@ -94,13 +94,13 @@ def attempt(name: str, subject: Subject, sizes: Sequence[Sizes] = SIZES) -> Tria
     torch.manual_seed(0)
     trial = Trial(name, subject.kind)
     network = subject.build()
-    # copies, for some models of transformers leave hooks in themselves when they are called
+    # copies, since some models of transformers register hooks on themselves in a call
     wide = _in_float64(network)
     fast: Any = tvmify(copy.deepcopy(network), cache=False, compare=False, progress=False)
     drawn = [subject.inputs(size) for size in sizes]
 
     def seeded(network: nn.Module, inputs: Inputs) -> Any:
-        torch.manual_seed(1)  # some draw numbers in evaluation, too
+        torch.manual_seed(1)  # some draw random numbers in evaluation, too
         return subject.call(network, inputs)
 
     with torch.inference_mode():
@@ -122,7 +122,7 @@ def attempt(name: str, subject: Subject, sizes: Sequence[Sizes] = SIZES) -> Tria
 def _in_float64(network: nn.Module) -> nn.Module:
     wide = copy.deepcopy(network).double()
     for part in wide.modules():
-        # PyTorch's product of groups of rows, which is the default, takes no float64.
+        # The default, PyTorch's grouped matrix product, has no float64 version.
         if getattr(getattr(part, "config", None), "_experts_implementation", None) is not None:
             part.config._experts_implementation = "eager"  # type: ignore[union-attr]
     return wide

@@ -2,7 +2,7 @@
 
     python -m conformance.varying [--programs 2000] [--seed 0]
 
-In each program one size of its inputs varies from call to call; results have to be those of eager.
+In each program, one size of its inputs varies from call to call; results have to equal eager's.
 The counts go into docs/coverage.md.
 """
 
@@ -34,11 +34,11 @@ from tvmify import tvmify
 from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.outcome import Compiled
 
-#: Around the edges of vectors and tiles; those that a program may be drawn with come first.
+#: Sizes around the edges of vectors and tiles; programs are drawn with one of the first few.
 SIZES = (3, 5, 8, 33, 2, 7, 9, 15, 16, 17)
-#: Programs in one module. One that asks for a number keeps all of them at one size.
+#: Programs in one module. If one of them reads a size as a number, all are compiled for one size.
 TOGETHER = 4
-#: How often a module is called: the first two calls make a program each.
+#: Calls of a module; the first two build a program each.
 CALLS = 4
 ANY_SIZE, ONE_SIZE = "one program for its sizes", "one program for each size"
 
@@ -51,7 +51,7 @@ class Resized:
     size: int
 
     def at(self, size: int) -> Program | None:
-        """Return the program with another size; None where eager refuses that."""
+        """Return the program with another size; None if eager refuses it."""
         inputs = tuple(
             dataclasses.replace(
                 given, shape=tuple(size if n == self.size else n for n in given.shape)
@@ -75,7 +75,7 @@ def _scale(program: Program, inputs: Sequence[Input]) -> float:
 
 @st.composite
 def resized(draw: Draw) -> Resized:
-    """Draw a program, and which of its sizes varies."""
+    """Draw a program, and the size that varies."""
     program = draw(programs())
     sizes = {n for given in program.inputs for n in given.shape}
     return Resized(program, draw(st.sampled_from(sorted(sizes & set(SIZES)) or [0])))
@@ -93,9 +93,9 @@ def check(drawn: Sequence[Resized], sizes: Sequence[int]) -> Result:
     Raises
     ------
     AssertionError
-        A result is not eager's.
+        A result differs from eager's.
     """
-    # Programs that not every size fits stay out: eager says what is wrong with them.
+    # Programs that eager refuses for some size are left out.
     by_program = [[one.at(size) for size in sizes] for one in drawn]
     kept = [[p for p in calls if p is not None] for calls in by_program if all(calls)]
     if not kept:
@@ -124,13 +124,13 @@ def _where_it_ran(fast: Any) -> Result:
         return Result(EAGER, type(last.reason).__name__, reason, operators)
     if last.executor.artifact.shapes is not None:
         return Result(ANY_SIZE)
-    # Only the first program for one size says why there is none for any.
+    # Only the first program for one size has the reason why there is none for all sizes.
     reasons = [one.facts.one_shape for one in outcomes if isinstance(one, Compiled)]
     return Result(ONE_SIZE, reason="; ".join(why.reason for why in reasons if why is not None))
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Check programs, and write how many ran where."""
+    """Check programs, and count where they ran."""
     parser = argparse.ArgumentParser(description="Random programs of varying sizes.")
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)

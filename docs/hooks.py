@@ -1,4 +1,4 @@
-"""Fills pages whose text is kept elsewhere: the commands' help, and files at the root."""
+"""Fills pages whose text is elsewhere: the help of the commands, and files at the root."""
 
 import re
 import subprocess
@@ -19,11 +19,11 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def _help() -> str:
     command = [sys.executable, "-m", "typer", "tvmify.cli", "utils", "docs", "--name", "tvmify"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.partition("\n")[2]  # the page has a title of its own
+    return done.stdout.partition("\n")[2]  # the page has its own title
 
 
 def _included(name: str) -> str:
-    # Links of a file at the root lead into docs/, where these pages are.
+    # Files at the root link into docs/, where these pages are.
     return (
         (_ROOT / name)
         .read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Search sentences by meaning, with the real all-MiniLM-L6-v2 (a BERT of six layers).
 
-It shows: the first call of a shape compiles, the next ones do not, another process compiles nothing
-at all, and the neighbours that are found are those of eager PyTorch.
+It shows that the first call with a shape compiles, the next ones do not, another process compiles
+nothing at all, and the neighbours found are the same as in eager PyTorch.
 
     python examples/01_sentence_search.py
     python examples/01_sentence_search.py "Why does bread rise?"
@@ -27,7 +27,7 @@ NEIGHBOURS = 5
 
 @torch.inference_mode()
 def main() -> None:
-    """Embed the corpus and the question with both, compare, and print what was found."""
+    """Embed the corpus and the question, compiled and in eager; compare, and print the results."""
     parser = argparse.ArgumentParser(description="Search sentences by meaning.")
     parser.add_argument("question", nargs="?", default=QUESTION)
     parser.add_argument("--rounds", type=int, default=15, help="how often each call is timed")
@@ -84,7 +84,7 @@ def main() -> None:
     elif info.disk_hits:
         console.print(f"\nCompiled nothing: {info.disk_hits} programs came from the disk cache.")
     else:
-        print(fast.explain())  # nothing could be compiled on this machine, and this says why
+        print(fast.explain())  # nothing could be compiled on this machine: print why
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Run ResNet-18 on a real photograph, and compare it with eager PyTorch.
 
-It shows: batch-norms are folded into the convolutions, layouts and weights are arranged once, and
-the logits stay those of eager. The photograph (a temple in China) comes with scikit-learn; the
-weights are random, but the same in each run, since none come with a Python package.
+It shows that the logits match eager's, although batch norms are folded into the convolutions and
+weights are packed once. The photograph (a temple in China) comes with scikit-learn. The weights are
+random, but the same in each run, since no Python package contains trained ones.
 
     python examples/02_photograph.py
 """
@@ -24,7 +24,7 @@ from tvmify import tvmify
 
 
 def photograph(side: int) -> Tensor:
-    """Return the middle of the picture, ``(1, 3, side, side)``, normalized as ImageNet's are."""
+    """Return the center of the photograph, ``(1, 3, side, side)``, normalized as for ImageNet."""
     pixels = torch.tensor(load_sample_image("china.jpg")).permute(2, 0, 1) / 255  # (3, 427, 640)
     left = (pixels.shape[2] - pixels.shape[1]) // 2
     square = pixels[None, :, :, left : left + pixels.shape[1]]
@@ -35,7 +35,7 @@ def photograph(side: int) -> Tensor:
 
 @torch.inference_mode()
 def main() -> None:
-    """Classify the photograph with both, and print the five best classes and the times."""
+    """Classify the photograph, compiled and in eager; print the five best classes and the times."""
     parser = argparse.ArgumentParser(description="ResNet-18 on a photograph.")
     parser.add_argument("--side", type=int, default=224, help="pixels of a side of the image")
     parser.add_argument("--rounds", type=int, default=15, help="how often each call is timed")

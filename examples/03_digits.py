@@ -1,7 +1,7 @@
 """Train a small convolutional network on handwritten digits, then compile it.
 
-It shows: training is PyTorch's as ever, the compiled network makes the same prediction for every
-test image, and when training goes on afterwards the new weights count, without a compilation.
+It shows that training works as usual, that the compiled network makes the same prediction for every
+test image, and that weights from further training are used without compiling again.
 
     python examples/03_digits.py
 """
@@ -42,7 +42,7 @@ class DigitNet(nn.Module):
 
 
 def train(net: nn.Module, images: Tensor, digits: Tensor, epochs: int) -> None:
-    """Take a few passes over the images, in batches of 64."""
+    """Train for some epochs, in batches of 64."""
     net.train()
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     for _ in range(epochs):

@@ -1,6 +1,6 @@
-"""Make a TorchScript file fast, without the Python code that it was made from.
+"""Compile a TorchScript file, without the Python code that it was made from.
 
-It shows: `torch.jit.load` gives a module that has no Python source, and tvmify takes it as it is.
+It shows that tvmify can compile what `torch.jit.load` returns, a module without Python source.
 
     python examples/04_torchscript_file.py
 """
@@ -21,7 +21,7 @@ from tvmify import tvmify
 @torch.inference_mode()
 def main() -> None:
     """Write a file, load it, compile it, and compare the three."""
-    parser = argparse.ArgumentParser(description="Make a TorchScript file fast.")
+    parser = argparse.ArgumentParser(description="Compile a TorchScript file.")
     parser.add_argument("--side", type=int, default=128, help="pixels of a side of the image")
     parser.add_argument("--rounds", type=int, default=15, help="how often each call is timed")
     arguments = parser.parse_args()

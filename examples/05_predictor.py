@@ -1,9 +1,9 @@
 """Classify a photograph with one file: resize, crop, normalize, network and argmax.
 
-It shows: what `tvmify.compile` returns is a TorchScript module, which a larger one takes like its
-own. The file is loaded and called in a process that has no compiler, and in C++ (examples/cpp). The
-photograph (a temple in China) comes with scikit-learn; the weights are random, but the same in each
-run, since none come with a Python package.
+It shows that `tvmify.compile` returns a TorchScript module, which can be part of a larger one. The
+file is loaded and called in a process without a compiler, and in C++ (examples/cpp). The photograph
+(a temple in China) comes with scikit-learn. The weights are random, but the same in each run, since
+no Python package contains trained ones.
 
     python examples/05_predictor.py
 """
@@ -31,7 +31,7 @@ with torch.inference_mode():
 
 
 class Predictor(nn.Module):
-    """From the pixels of a photograph to the number of its class."""
+    """Maps the pixels of a photograph to the number of its class."""
 
     mean: Tensor
     deviation: Tensor
@@ -57,7 +57,7 @@ class Predictor(nn.Module):
 
 
 def write_ppm(path: Path, photograph: Tensor) -> None:
-    """Write ``(3, height, width)`` uint8 in a form that any program can read."""
+    """Write ``(3, height, width)`` uint8 as a binary PPM file."""
     _, height, width = photograph.shape
     pixels = photograph.permute(1, 2, 0).contiguous().numpy().tobytes()
     path.write_bytes(b"P6\n%d %d\n255\n" % (width, height) + pixels)
@@ -65,7 +65,7 @@ def write_ppm(path: Path, photograph: Tensor) -> None:
 
 @torch.inference_mode()
 def main() -> None:
-    """Compile a network, build a predictor around it, and call that in another process."""
+    """Compile a network, build a predictor around it, and call the predictor in another process."""
     parser = argparse.ArgumentParser(description="Classify a photograph with one file.")
     parser.add_argument("--side", type=int, default=224, help="pixels of a side of the image")
     parser.add_argument("--folder", type=Path, help="keep predictor.pt and photograph.ppm here")

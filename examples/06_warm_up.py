@@ -1,8 +1,8 @@
-"""Compile ahead of time what a service was called with, so that the service never compiles.
+"""Compile ahead of time for recorded calls of a service, so that the service never compiles.
 
-It shows: a service that takes down its signatures (`record=`) and runs in eager PyTorch meanwhile;
+It shows a service that records its signatures (`record=`) and runs in eager PyTorch meanwhile;
 `tvmify.warm_cache`, which compiles them, as `tvmify warmup resnet:seeded_resnet18 --from FILE`
-does; and the same service afterwards, for which a program that is missing would be an error.
+does; and the same service afterwards, where a missing program would be an error.
 
     python examples/06_warm_up.py
 """
@@ -22,7 +22,7 @@ from resnet import seeded_resnet18
 
 @torch.inference_mode()
 def serve(on_miss: str, sides: list[int], record: str | None) -> None:
-    """Answer a few requests, and say what was compiled for them."""
+    """Answer a few requests, and print how many programs were compiled or loaded for them."""
     network = tvmify.tvmify(seeded_resnet18(), on_miss=on_miss, record=record, compare=False)
     for side in sides:
         network(torch.rand(1, 3, side, side))
@@ -31,7 +31,7 @@ def serve(on_miss: str, sides: list[int], record: str | None) -> None:
 
 
 def main() -> None:
-    """Run the service, warm up, and run the service again, each in processes of its own."""
+    """Run the service in a process, warm up here, and run the service again."""
     parser = argparse.ArgumentParser(description="Compile ahead of time.")
     parser.add_argument("--sides", type=int, nargs="+", default=[160, 192, 224], metavar="PIXELS")
     parser.add_argument("--serve", metavar="ON_MISS", help=argparse.SUPPRESS)
@@ -45,7 +45,7 @@ def main() -> None:
         signatures = Path(folder, "signatures.jsonl")
         first = [*service, "eager", "--record", str(signatures)]
         print("A service that may not compile:", flush=True)
-        # That it runs in eager is a warning; here it is what we want.
+        # Running in eager is a warning, but here it is intended.
         subprocess.run(first, check=True, env=os.environ | {"PYTHONWARNINGS": "ignore"})
         os.chdir(Path(__file__).parent)  # from where `resnet` can be imported
         warmed = tvmify.warm_cache("resnet:seeded_resnet18", file=signatures)

@@ -1,10 +1,10 @@
-"""Search texts of all lengths by meaning: one program serves them, whatever their length.
+"""Search texts of all lengths by meaning, with one program for any length.
 
-Example 01 pads every text to one length, and pays for the padding. Here each text is embedded at
-its own length, as a service would that takes texts as they come.
+Example 01 pads every text to one length, and computes the padding, too. Here each text is embedded
+at its own length, as in a service that embeds texts as they arrive.
 
-It shows: the first text compiles a program for its length, the second one for any length; the
-other texts compile nothing, or little; what is found is what eager PyTorch finds.
+It shows that the first text compiles a program for its length, the second one a program for any
+length, and the other texts little or nothing. The results are the same as in eager PyTorch.
 
     python examples/07_any_length.py
 """
@@ -28,7 +28,7 @@ QUESTIONS = (
 
 
 def passages(sentences: list[str], longest: int) -> list[str]:
-    """Cut the corpus into texts of one sentence, two sentences, and so on, again and again."""
+    """Cut the corpus into texts of one, two, … `longest` sentences, then of one again."""
     texts, start, length = [], 0, 1
     while start < len(sentences):
         texts.append(" ".join(sentences[start : start + length]))
@@ -39,7 +39,7 @@ def passages(sentences: list[str], longest: int) -> list[str]:
 
 @torch.inference_mode()
 def main() -> None:
-    """Embed all texts with both, one by one, compare, and count programs."""
+    """Embed all texts one by one, compiled and in eager; compare, and count programs."""
     parser = argparse.ArgumentParser(description="Search texts of all lengths.")
     parser.add_argument("--longest", type=int, default=6, help="sentences in the longest text")
     arguments = parser.parse_args()

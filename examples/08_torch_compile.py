@@ -1,7 +1,7 @@
-"""Train a classifier of sequences, then serve it, with `torch.compile(backend="tvmify")`.
+"""Train a sequence classifier, then serve it, with `torch.compile(backend="tvmify")`.
 
-It shows: forward and backward of a training step run compiled; the trained weights are served
-without another compilation for each length; code between two graphs runs in Python.
+It shows that forward and backward of a training step run compiled, that the trained weights serve
+any length without a compilation for each, and that code between two graphs runs in Python.
 
     python examples/08_torch_compile.py
 """
@@ -17,7 +17,7 @@ import tvmify
 
 
 class Classifier(nn.Module):
-    """Tells whether a sequence of numbers has more of the first half of its alphabet."""
+    """Tells whether most numbers of a sequence are from the first half of the alphabet."""
 
     def __init__(self, letters: int = 16, width: int = 32) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Trace ResNet-18 once, and time it in the JIT with and without `tvmify.enable()`.
+"""Trace ResNet-18, and time it in the JIT with and without `tvmify.enable()`.
 
-It shows: after `tvmify.enable()`, what TorchScript's executor runs, runs compiled, and the code
-that calls it stays as it was. It follows the tutorial of torch_tvm, to which this is a successor.
+It shows that after `tvmify.enable()`, TorchScript's executor runs compiled code, without a change
+to the code that calls it. It follows the tutorial of torch_tvm, the predecessor of this project.
 
     python examples/09_enable.py
 """
@@ -19,13 +19,13 @@ from stopwatch import medians, timed
 
 
 def traced(image: torch.Tensor) -> Any:
-    """Trace a network; what the executor has optimized for one trace is not that of another."""
+    """Trace a network; the executor optimizes each trace separately."""
     return torch.jit.trace(seeded_resnet18(), image)
 
 
 @torch.inference_mode()
 def main() -> None:
-    """Trace, warm up, and take times."""
+    """Trace, warm up, and measure."""
     parser = argparse.ArgumentParser(description="ResNet-18 in the JIT, with and without tvmify.")
     parser.add_argument("--side", type=int, default=224, help="pixels of a side of the image")
     parser.add_argument("--rounds", type=int, default=15, help="how often each call is timed")

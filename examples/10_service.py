@@ -1,7 +1,7 @@
-"""Serve a model with FastAPI: compiled before the first request, and watched by Prometheus.
+"""Serve a model with FastAPI: compiled before the first request, and monitored by Prometheus.
 
-It shows: `warmup` at startup, for requests of any number of rows; `on_miss="eager"`, so that no
-request ever waits for the compiler; requests in several threads; `cache_info()` as `/metrics`.
+It shows `warmup` at startup, for requests with any number of rows; `on_miss="eager"`, so that no
+request waits for the compiler; requests in several threads; and `cache_info()` as `/metrics`.
 
     pip install fastapi httpx uvicorn
     uvicorn --app-dir examples 10_service:app
@@ -33,7 +33,7 @@ net = tvmify(model, on_miss="eager", compare=False)
 @contextlib.asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Compile, or load what another process has compiled, before the first request."""
-    net.warmup([(1, 8)], [(Dim("rows", max=1024), 8)])  # torch.export takes 1 for a case of its own
+    net.warmup([(1, 8)], [(Dim("rows", max=1024), 8)])  # torch.export specializes for size 1
     yield
 
 
@@ -42,7 +42,7 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/predict")
 def predict(rows: list[list[float]]) -> list[list[float]]:
-    """Return the chances of each class for each row."""
+    """Return the probability of each class for each row."""
     with torch.inference_mode():
         return net(torch.tensor(rows)).tolist()
 

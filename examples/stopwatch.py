@@ -1,4 +1,4 @@
-"""How the examples take time."""
+"""Timers for the examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def timed(call: Callable[[], Result]) -> tuple[Result, float]:
-    """Return what a call returns, and how many milliseconds it took."""
+    """Return the result of a call, and its milliseconds."""
     start = time.perf_counter()
     result = call()
     return result, (time.perf_counter() - start) * 1e3
@@ -20,7 +20,7 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float]:
 def medians(*calls: Callable[[], object], rounds: int = 15) -> list[float]:
     """Return the median milliseconds of each call.
 
-    The calls take turns, so that a disturbance of the machine meets all of them alike.
+    The calls take turns, so that noise on the machine affects all of them alike.
     """
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):

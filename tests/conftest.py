@@ -1,4 +1,4 @@
-"""What every test has: seeded generators, a cache directory of its own, no gradients asked for."""
+"""The environment of every test: seeded generators, its own cache directory, and so on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sampling import sample
 from tvmify.dispatch import load_or_build
 from tvmify.dispatch.building.allowance import allowance
 
-# The same examples in each run, and no limits of time: other processes may take the cores.
+# The same examples in each run, and no time limits, since the machine may be busy.
 settings.register_profile(
     "tests",
     derandomize=True,
@@ -39,13 +39,13 @@ _SWEEPS = frozenset({"behaviour", "capture", "compiler", "dispatch", "integratio
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run take less time than all tests do."""
+    """Add the option to run a part of the cases."""
     text = "run one in STEP of the cases of each test that compiles many, and none marked thorough"
     parser.addoption("--sample", type=int, default=1, metavar="STEP", help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what ``--sample`` does not ask for."""
+    """Leave out the cases that ``--sample`` does not select."""
     step = config.getoption("sample")
     if step == 1:
         return
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Import the tests without garbage collections, and let later ones skip what was imported.
+    """Import the tests without garbage collections, and freeze the imported objects.
 
     A full collection would traverse torch and TVM each time, for half a second.
     """
@@ -72,16 +72,16 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Seed what a file draws when it is imported: the same data whichever files are run."""
+    """Seed generators before a file is imported, so that its data do not depend on other files."""
     if isinstance(collector, pytest.Module):
         torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
-    """Receive SIGINT, which is ignored by what a shell runs in the background and what that starts.
+    """Receive SIGINT, which processes that a shell runs in the background ignore.
 
-    Processes that a test starts have the default again, as a handler is not inherited.
+    Child processes of a test have the default again, since they do not inherit handlers.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -95,9 +95,9 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_structured_trace() -> None:
-    """Keep PyTorch from writing each graph and stack as text.
+    """Keep PyTorch from logging each graph and stack as text.
 
-    It does so if its logger has a handler, and pytest adds one to each that does not propagate.
+    It does so if its logger has a handler, and pytest adds one to each logger without propagation.
     """
     trace = logging.getLogger("torch.__trace")
     trace.handlers.clear()
@@ -106,7 +106,7 @@ def _no_structured_trace() -> None:
 
 @pytest.fixture(autouse=True)
 def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty disk cache, so that no test sees what another one compiled."""
+    """An empty disk cache, so that no test sees the programs of another."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("TVMIFY_CACHE_DIR", str(directory))
     return directory
@@ -114,14 +114,14 @@ def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def _compiled_code_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use compiled code whether or not it is faster: no test shall depend on timing."""
+    """Use compiled code whether or not it is faster: tests must not depend on timing."""
     monkeypatch.setenv("TVMIFY_COMPARE", "0")
 
 
 @pytest.fixture(autouse=True)
-def _no_rule_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a schedule rule that fails be an error, also in processes that a test starts."""
-    monkeypatch.setenv("TVMIFY_STRICT_RULES", "1")
+def _compiler_is_strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a failing converter or schedule rule an error, also in child processes of a test."""
+    monkeypatch.setenv("TVMIFY_STRICT_COMPILER", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def _once(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Let LLVM compile equal functions once: that takes a quarter of a test, and half are equal."""
+    """Let LLVM compile equal functions once: it takes a quarter of the time, and half are equal."""
     import tvm_ffi
 
     def key(part: Any, target: Any) -> tuple[Any, ...]:
@@ -159,7 +159,7 @@ def _equal_functions_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _captures_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let calls spend any time on capturing: no test shall depend on timing."""
+    """Remove the time limit of captures: tests must not depend on timing."""
     monkeypatch.setattr(allowance, "_most", math.inf)
     monkeypatch.setattr(allowance, "_left", math.inf)
 

@@ -10,7 +10,7 @@ _SECTION = re.compile(r"^\[project\.entry-points\.(\w+)\]\n((?:.+\n)+)", re.MULT
 
 
 def entry_points(folder: Path) -> Path:
-    """Write the metadata of a package with these entry points; return what sys.path needs."""
+    """Write the metadata of a package with these entry points; return the folder for sys.path."""
     sections = _SECTION.findall((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert sections
     place = folder / "entry_points" / "tvmify_of_this_checkout-0.dist-info"

@@ -1,4 +1,4 @@
-"""Tensors that have sizes and no memory, or less than the sizes say, or that hide it."""
+"""Tensors without memory, with less memory than their sizes need, or with hidden memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 class Wrapper(torch.Tensor):
-    """Stands for the tensor ``plain``, as quantized and distributed weights do for theirs."""
+    """Wraps the tensor ``plain``, as quantized and distributed weights wrap theirs."""
 
     plain: torch.Tensor
     options: ClassVar[dict[str, Any]] = {}
@@ -34,13 +34,13 @@ class Wrapper(torch.Tensor):
 
 
 class EmptyWrapper(Wrapper):
-    """Its storage has no bytes, and says so."""
+    """Its storage has no bytes, and reports that."""
 
     options: ClassVar[dict[str, Any]] = {"storage_size": 0}
 
 
 class AskedWrapper(Wrapper):
-    """Python code tells its sizes, strides, device and layout."""
+    """Python code returns its sizes, strides, device and layout."""
 
     options: ClassVar[dict[str, Any]] = {
         "dispatch_sizes_strides_policy": "sizes",
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
 
 
 def freed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose storage was resized to nothing, as that of sharded weights is."""
+    """Return a tensor whose storage was resized to 0 bytes, as for sharded weights."""
     return shortened(tensor, 0)
 
 
@@ -66,7 +66,7 @@ def shortened(tensor: torch.Tensor, size: int = 8) -> torch.Tensor:
 
 
 def freed_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that begins behind the start of a storage that was freed."""
+    """Return a tensor with an offset into a freed storage."""
     base = torch.empty(tensor.numel() + 5)
     view = base[5:].view(tensor.shape)
     base.untyped_storage().resize_(0)

@@ -1,4 +1,4 @@
-"""Python code in a process of its own."""
+"""Python code in a separate process."""
 
 from __future__ import annotations
 

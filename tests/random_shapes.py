@@ -1,4 +1,4 @@
-"""Random shapes with symbols and guards, calls that nearly have them, and damaged descriptions."""
+"""Random shapes with symbols and guards, calls that nearly match, and damaged descriptions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvmify.artifact.expressions import LARGEST, Condition, Size, Term, renamed,
 from tvmify.artifact.shapes import Shapes, Symbol, canonical_names
 
 NUMBERS = [0, 1, 2, 3, 8, -1, -7, 512, 1 << 31, 1 << 62, LARGEST, -LARGEST - 1]
-#: What stands in the place of any part of a description.
+#: Values that replace a part of a description.
 OTHERS: list[Any] = [None, True, -1, 0, 1, 1 << 63, -(1 << 63) - 1, 1e30, 0.5, "0", "s0", "s9", "+"]
 OTHERS += ["==", "not", "", [], {}, ["+", 1], ["not", 1], ["==", "s0", 1], ["-", "s0", 1, 2]]
 
@@ -35,7 +35,7 @@ def random_condition(rng: random.Random, names: list[str], depth: int = 2) -> Co
 
 
 def random_shapes(rng: random.Random) -> Shapes:
-    """Return shapes; many calls violate no guard, some have no value."""
+    """Return shapes; many calls satisfy the guards, and some guards have no value."""
     names = [f"s{i}" for i in range(rng.randint(1, 3))]
     leaves: dict[int, list[Size]] = {}
     for leaf in rng.sample(range(5), rng.randint(1, 3)):
@@ -74,7 +74,7 @@ def random_call(rng: random.Random, shapes: Shapes) -> list[list[int] | None]:
 
 
 def damaged(rng: random.Random, description: Any) -> Any:
-    """Return a copy of a description, one part of which is another."""
+    """Return a copy of a description with one part replaced."""
     description = copy.deepcopy(description)
     places: list[tuple[Any, Any]] = []
     todo = [description]

@@ -1,4 +1,4 @@
-"""Which cases of a test run where there is no time for all of them."""
+"""The selection of cases if there is no time to run all of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def sample(names: Iterable[str], step: int) -> set[str]:
     Parameters
     ----------
     names
-        Node ids of pytest: cases of a test differ in what follows ``[``.
+        Node ids of pytest: cases of a test differ after the ``[``.
 
     Notes
     -----
-    The cases with the smallest digests: the same in every process, and a mixture where a test
-    combines several parameters.
+    The cases with the smallest digests are selected: this is the same in every process, and gives a
+    mixture if a test combines several parameters.
     """
     tests: dict[str, list[str]] = {}
     for name in names:

@@ -1,4 +1,4 @@
-"""The form of all reasons: they continue a sentence, and the next step is one of its own."""
+"""The form of all reasons: they continue a sentence, and the next step is a separate sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tests are: next to what they test, by path."""
+"""Tests mirror the paths of the modules that they test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "tvmify"
-# What a user sees of the whole, and what needs or belongs to something else than one module.
+# Tests of user-visible behaviour, and tests that do not belong to one module.
 ELSEWHERE = {"behaviour", "gpu", "benchmarks", "conformance"}
 
 
@@ -18,7 +18,7 @@ def mirrored() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", mirrored(), ids=str)
-def test_a_test_is_where_its_module_is(path: Path) -> None:
+def test_tests_mirror_the_paths_of_modules(path: Path) -> None:
     if path.name == Path(__file__).name:
         return
     folder, name = PACKAGE / path.parent, path.stem.removeprefix("test_")
@@ -27,5 +27,5 @@ def test_a_test_is_where_its_module_is(path: Path) -> None:
         folders += [PACKAGE / "native", PACKAGE / "native" / "python"]
     suffixes = (".py", ".cpp", ".h", "/__init__.py")
     candidates = [place / f"{name}{suffix}" for place in folders for suffix in suffixes]
-    # Tests of a small package as a whole have its name.
+    # Tests of a whole small package have its name.
     assert name == folder.name or any(place.exists() for place in candidates)

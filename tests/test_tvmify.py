@@ -1,4 +1,4 @@
-"""The names of the package, which are imported when they are first used."""
+"""The names of the package, which are imported at their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that are built ahead of time, and a service that then builds nothing."""
+"""Programs built ahead of time, and a service that then builds nothing."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def line_of(module: str, rows: int = 3, **changed: Any) -> Recorded:
 
 
 def warm_here(subject: str, recorded: Recorded) -> dict[str, Any]:
-    """Do in this process what `tvmify.warming.worker` does in its own."""
+    """Run `tvmify.warming.worker` in this process instead of a separate one."""
     return warm(Subjects(subject), recorded, None, threads=1)
 
 
@@ -115,7 +115,7 @@ def warm_here(subject: str, recorded: Recorded) -> dict[str, Any]:
 
 
 def serve(text: str, **environment: str) -> Any:
-    """Run a service in a process of its own; return what it prints as JSON."""
+    """Run a service in a separate process; return its JSON output."""
     script = "import json, sys, torch\nimport my_models\n" + textwrap.dedent(text)
     result = subprocess.run(
         [sys.executable, "-c", script],
@@ -146,7 +146,7 @@ def test_warmed_service_builds_nothing(models: Path) -> None:
     infos = [net.cache_info(), flow.cache_info()]
     print(json.dumps([[i.builds, i.disk_hits] for i in infos] + ["tvm" in sys.modules]))
     """
-    # `on_miss="error"` would stop at the first.
+    # `on_miss="error"` would stop at the first call.
     eager = "my_models.Pipeline.on_miss = 'eager'" + textwrap.dedent(calls)
     serve(eager, TVMIFY_RECORD="signatures.jsonl", PYTHONWARNINGS="ignore")
     warmed = tvmify.warm_cache("my_models:Pipeline", file="signatures.jsonl", jobs=2)
@@ -166,7 +166,7 @@ def make(on_miss="error"):
 """
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.filterwarnings("ignore")  # raised by transformers
 def test_calls_with_a_cache_are_warmed(models: Path) -> None:
     pytest.importorskip("transformers")
     (models / "my_models.py").write_text(WITH_CACHE)

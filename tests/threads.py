@@ -14,7 +14,7 @@ def running(calls: Iterable[Callable[[], object]]) -> Iterator[None]:
     Raises
     ------
     BaseException
-        What the first call that failed raised.
+        The error of the first call that failed.
     """
     errors: list[BaseException] = []
 

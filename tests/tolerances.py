@@ -1,4 +1,4 @@
-"""How close is right: every tolerance of the tests. None is loosened to make a test pass."""
+"""All tolerances of the tests. None is loosened to make a test pass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-#: Compiled code may add up in another order than eager, so it is held to a float64 reference:
-#: its largest error is at most this many times eager's own, plus `SLACK` of the largest output.
+#: Compiled code may sum in another order than eager, so both are compared with float64: its largest
+#: error is at most this many times eager's, plus `SLACK` of the largest output.
 TIMES_EAGER = {torch.float64: 2.0, torch.float32: 2.0, torch.float16: 3.0, torch.bfloat16: 3.0}
 SLACK = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -28,19 +28,19 @@ def assert_close_to_reference(
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
 ) -> None:
-    """Hold a result against eager and against float64.
+    """Compare a result with eager and with float64.
 
-    Structure, shapes and dtypes are eager's; integers and bools are equal; NaN and infinity are
-    where eager has them; the error of floats against float64 obeys `TIMES_EAGER` and `SLACK`.
+    Structure, shapes and dtypes equal eager's, as do integers, bools, NaN and infinity. The errors
+    of floats against float64 are limited by `TIMES_EAGER` and `SLACK`.
 
     Parameters
     ----------
     actual
-        What the compiled module returned; a pytree.
+        The result of the compiled module; a pytree.
     module
         The module, or function, in eager.
     args, kwargs
-        Of the call.
+        The arguments of the call.
     """
     kwargs = kwargs or {}
     with torch.no_grad():

@@ -1,8 +1,8 @@
-"""The models that the benchmark runs: plain PyTorch and transformers' configurations, no downloads.
+"""The models of the benchmark: plain PyTorch, or configurations of transformers; no downloads.
 
 Weights are random and equal in every process, except MiniLM's, which are real. A builder returns a
-module in evaluation mode and the arguments of its call; batch sizes are 1 unless the name says
-another.
+module in evaluation mode and the arguments of its call. The batch size is 1 unless the name says
+otherwise.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: Where the builder of each model is. A text, so that the driver, whose memory every worker would
-#: inherit as its peak, needs no torch to know the names.
+#: The builder of each model, as text: the driver must not import torch, since the peak memory of a
+#: worker starts from the driver's.
 MODELS: dict[str, str] = {
     "resnet18": "vision:resnet18",
     "resnet50": "vision:resnet50",
@@ -44,12 +44,12 @@ DTYPES = ("float32", "bfloat16")
 
 
 def chosen(names: str, known: Sequence[str]) -> list[str]:
-    """Return what a list such as ``"resnet18,mlp*"`` names, in the order of ``known``.
+    """Return the names that a list such as ``"resnet18,mlp*"`` matches, in the order of ``known``.
 
     Raises
     ------
     ValueError
-        A name or a pattern matches nothing; the message lists what there is.
+        A name or a pattern matches nothing; the message lists the known names.
     """
     patterns = names.replace(",", " ").split()
     for pattern in patterns:
@@ -59,7 +59,7 @@ def chosen(names: str, known: Sequence[str]) -> list[str]:
 
 
 def in_dtype(name: str, dtype: str) -> str:
-    """Return the name under which `build` knows a model whose floats are of another type."""
+    """Return the name that `build` gives to a model with another floating-point dtype."""
     return name if dtype == DTYPES[0] else f"{name}.{dtype}"
 
 

@@ -29,7 +29,7 @@ def _convolution(
 
 
 class SqueezeExcite(nn.Module):
-    """Scales each channel by a gate that sees the means of all of them (arXiv:1709.01507)."""
+    """Scales each channel by a gate computed from the means of all (arXiv:1709.01507)."""
 
     def __init__(self, channels: int, squeezed: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class SqueezeExcite(nn.Module):
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel, narrow; a shortcut where the shape allows (arXiv:1801.04381)."""
+    """Expand, filter each channel, project; a shortcut if the shape allows (arXiv:1801.04381)."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class MobileNet(nn.Module):
     Parameters
     ----------
     stages
-        For each: expansion, channels, count of blocks, stride of the first, size of the filter.
+        For each: expansion, channels, number of blocks, stride of the first, size of the filter.
     activation
-        Makes the activation.
+        Makes the activation module.
     gated
         Whether blocks have squeeze-excite.
     """

@@ -10,10 +10,10 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def with_random_weights(network: Network) -> Network:
-    """Fill convolutions so that they keep the variance, and batch-norms so that all do something.
+    """Fill convolutions to keep the variance, and batch norms so that none is an identity.
 
-    PyTorch's own initialization shrinks activations by a third in each layer: after fifty of them
-    the batch-norms' biases are all that is left, and errors are not those of a trained network.
+    PyTorch's own initialization shrinks activations by a third in each layer: after fifty layers,
+    only the biases of the batch norms are left, and errors are not those of a trained network.
     """
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):

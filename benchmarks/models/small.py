@@ -1,4 +1,4 @@
-"""Models whose calls are short: an LSTM, an MLP, a recommender."""
+"""Models with short calls: an LSTM, an MLP, a recommender."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def _mlp(*widths: int) -> nn.Sequential:
 
 
 def mlp_1() -> Case:
-    """Return three layers of 512 and one vector."""
+    """Return three layers of width 512 and one vector."""
     return _mlp(512, 512, 512, 512), (torch.randn(1, 512),)
 
 
 def mlp_64() -> Case:
-    """Return three layers of 512 and 64 vectors."""
+    """Return three layers of width 512 and 64 vectors."""
     return _mlp(512, 512, 512, 512), (torch.randn(64, 512),)
 
 
 class Recommender(nn.Module):
-    """Embeddings of categories meet an MLP of numbers (DLRM, arXiv:1906.00091)."""
+    """Embeddings of categories, combined with an MLP over numbers (DLRM, arXiv:1906.00091)."""
 
     def __init__(self, tables: int = 26, rows: int = 10_000, width: int = 64) -> None:
         super().__init__()
@@ -71,5 +71,5 @@ class Recommender(nn.Module):
 
 
 def dlrm() -> Case:
-    """Return a recommender of 26 categories, and one visitor."""
+    """Return a recommender with 26 categories, and one example."""
     return Recommender(), (torch.randn(1, 13), torch.randint(10_000, (1, 26)))

@@ -1,4 +1,4 @@
-"""Transformers, from configurations of the library of that name."""
+"""Transformers, built from configurations of the transformers library."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def minilm_128() -> Case:
 
 
 class WithCache(nn.Module):
-    """A language model whose cache comes and goes as tensors: keys and values, layer by layer."""
+    """A language model that takes and returns its cache as tensors: keys and values, by layer."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ def gpt2_decode() -> Case:
     with torch.inference_mode():
         _, *past = module.eval()(before)
     tokens = torch.randint(50257, (1, 1))
-    # Contiguous, as concatenating makes them in all steps but the first. Clones, since tensors of
-    # inference mode can be used outside of it only as inputs.
+    # Contiguous, as concatenation makes them in all steps but the first. Clones, since tensors of
+    # inference mode have limited use outside of it.
     layout = torch.contiguous_format
     return module, (tokens, *(tensor.clone(memory_format=layout) for tensor in past))
 

@@ -1,4 +1,4 @@
-// Just enough HTTP for serve.cpp to be tried with curl: one POST per connection, on this machine.
+// Just enough HTTP to try serve.cpp with curl: one POST per connection, on this machine.
 #pragma once
 
 #include <arpa/inet.h>
@@ -14,7 +14,7 @@
 
 namespace http {
 
-// Returns a socket that listens at 127.0.0.1 on a port, which 0 leaves to the system to choose.
+// Returns a socket that listens at 127.0.0.1 on a port; for 0, the system chooses one.
 inline int listen_on(uint16_t& port) {
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   const int yes = 1;
@@ -41,10 +41,10 @@ inline void send_all(int connection, const std::string& bytes) {
   }
 }
 
-// Returns the body of the request that comes next.
+// Returns the body of the next request.
 inline std::string receive(int connection) {
   constexpr size_t kLargest = size_t{64} << 20;
-  const timeval patience{10, 0};  // a client that stalls may not keep a thread
+  const timeval patience{10, 0};  // a client that stalls must not block a thread
   setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
   setsockopt(connection, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
 

@@ -1,4 +1,4 @@
-// Prints the class of a photograph, with the file that examples/05_predictor.py makes.
+// Prints the class of a photograph, with the file that examples/05_predictor.py writes.
 //
 //     predict predictor.pt photograph.ppm        binary PPM: `convert photograph.jpg
 //     photograph.ppm`

@@ -1,4 +1,4 @@
-// Runs a saved model on random numbers and prints what comes out, with the time of a call.
+// Runs a saved model on random numbers, and prints its result and the time of a call.
 //
 //     run model.pt 1,3,224,224        a shape for each argument of the model
 
@@ -42,7 +42,7 @@ void print(const torch::IValue& value) {
 }
 
 void run(const std::string& path, const std::vector<std::string>& shapes) {
-  // Without it, each operator outside of the compiled program would prepare for gradients.
+  // Otherwise each operator outside of the compiled program would prepare for gradients.
   const c10::InferenceMode inference;
   torch::jit::Module model = torch::jit::load(path, torch::kCPU);
 

@@ -3,9 +3,9 @@
 //     serve model.pt 1,4 8080                          a model, the shape of its input, a port
 //     curl --data '0.5 1 -2 0.25' localhost:8080       numbers in, numbers out
 //
-// A real service has a library for HTTP, and sends bytes instead of text. What would stay is the
-// bounded queue, the threads that share a model, errors that end a request and not the process, and
-// an end (SIGINT, SIGTERM) at which everything that was accepted is answered first.
+// A real service would use an HTTP library and send bytes instead of text. It would keep the
+// bounded queue, the threads that share a model, errors that end a request but not the process, and
+// a shutdown (SIGINT, SIGTERM) that first answers every accepted request.
 
 #include <ATen/Parallel.h>
 #include <torch/script.h>
@@ -74,7 +74,7 @@ torch::Tensor to_tensor(const std::string& text, const Shape& shape) {
   }
   place += std::strspn(place, " \t\r\n");
   if (*place) throw std::runtime_error("not a number: " + std::string(place).substr(0, 20));
-  return torch::tensor(numbers).reshape(shape);  // an error if they are too few or too many
+  return torch::tensor(numbers).reshape(shape);  // an error if there are too few or too many
 }
 
 std::string to_text(const torch::Tensor& tensor) {
@@ -112,7 +112,7 @@ int main(int count, char** words) try {
   std::istringstream sizes(words[2]);
   for (std::string size; std::getline(sizes, size, ',');) shape.push_back(std::stoll(size));
   torch::jit::Module model = torch::jit::load(words[1], torch::kCPU);
-  at::set_num_threads(1);                // of one call: requests fill the cores by themselves
+  at::set_num_threads(1);                // per call: several requests fill the cores
   model.forward({torch::zeros(shape)});  // maps the compiled code and packs the weights
 
   auto port = static_cast<uint16_t>(std::stoi(words[3]));
@@ -123,7 +123,7 @@ int main(int count, char** words) try {
   std::vector<std::thread> workers;
   for (unsigned i = 0; i < std::max(1U, std::thread::hardware_concurrency()); ++i) {
     workers.emplace_back([&] {
-      const c10::InferenceMode inference;  // holds for one thread
+      const c10::InferenceMode inference;  // per thread
       while (const auto connection = queue.pop()) answer(*connection, model, shape);
     });
   }
@@ -133,7 +133,7 @@ int main(int count, char** words) try {
       if (connection >= 0) {
         queue.push(connection);
       } else if (errno == EINVAL) {
-        return;  // the end, see below; other errors are those of one client
+        return;  // shutdown, see below; other errors concern one client
       }
     }
   });

@@ -1,4 +1,4 @@
-"""Sizes and conditions: their values, their text, and which descriptions are refused."""
+"""Sizes and conditions: their values, their text, and refused descriptions."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_division_rounds_down(term: tuple[str, tuple[int, int]], value: int) -> 
 def test_overflow_of_64_bits_raises(term: Term) -> None:
     with pytest.raises(ArithmeticError):
         value_of(term, {"s0": 1 << 40})
-    # Unless nobody needs it.
+    # Unless its value is not needed.
     decided = Condition("or", (Condition("<", (0, "s0")), Condition("==", (term, 0))))
     assert decided.holds({"s0": 1 << 40})
 

@@ -1,4 +1,4 @@
-"""Objects that pytree does not know in the results of compiled modules."""
+"""Results of compiled modules that contain objects unknown to pytree."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_call_returns_a_new_object(inference: None, monkeypatch: pytest.Mo
     assert fast.cache_info().disk_hits == 1
 
 
-def test_sizes_in_an_object_are_those_of_the_call(inference: None) -> None:
+def test_sizes_in_an_object_match_the_call(inference: None) -> None:
     net = Caching().eval()
     fast: Any = tvmify.tvmify(net, dynamic=True, strict=True, cache=False)
     for rows in (2, 3, 5):
@@ -123,7 +123,7 @@ def test_non_plain_objects_are_left_alone() -> None:
 def test_an_object_in_two_places_is_not_made_two() -> None:
     layer = Layer(torch.ones(2))
     cache = Cache(layer)
-    assert describe_objects((layer, cache), set)[1] is cache  # which torch.export then refuses
+    assert describe_objects((layer, cache), set)[1] is cache  # torch.export then refuses it
 
 
 def test_holds_objects() -> None:
@@ -138,7 +138,7 @@ def sizes(x: Tensor) -> Any:
 
 
 def sizes_and_branch(x: Tensor, size: Any) -> Any:
-    scale = [3, 2][isinstance(size, torch.Size)]  # which TorchScript does not know
+    scale = [3, 2][isinstance(size, torch.Size)]  # TorchScript does not know torch.Size
     return x.new_ones(size) * scale, size, size[:1], x.shape
 
 

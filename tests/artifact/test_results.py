@@ -1,4 +1,4 @@
-"""The kinds of a result: what they are made of, and which descriptions of them are refused."""
+"""The kinds of results: their parts, and refused descriptions."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 NUMBERS = st.builds(ComputedSize, SIZES | st.integers(-(1 << 62), 1 << 62))
 RESULTS = BASES | VIEWS | NUMBERS | st.builds(Repeated, INDICES) | st.builds(Constant, SCALARS)
 WRITES = st.builds(Write, PLACES, st.builds(Computed, INDICES))
-#: What stands in the place of any part of a description.
+#: Values that replace a part of a description.
 OTHERS = st.sampled_from(
     [None, True, -1, 1 << 62, 0.5, "0", "view", "computed", [], {}, ["constant", []], ["view"]]
 )
 
 
 def places(value: Any) -> list[tuple[list[Any], int]]:
-    """List all parts of a description: the list that each is in, and its index there."""
+    """List all parts of a description, each as its containing list and its index there."""
     found = []
     for i, item in enumerate(value):
         found.append((value, i))
@@ -68,7 +68,7 @@ def test_results_round_trip(result: Result) -> None:
 
 @given(st.data())
 def test_a_damaged_result_is_refused_or_another_result(data: st.DataObject) -> None:
-    """Whatever is read is whole: it is written as it was read."""
+    """A result that is read is complete: it is written as it was read."""
     description = data.draw(st.builds(Result.to_json, RESULTS) | st.builds(Write.to_json, WRITES))
     read = Result.from_json if isinstance(description[0], str) else Write.from_json
     parent, index = data.draw(st.sampled_from(places(description)))
@@ -155,7 +155,7 @@ def test_leaves_are_the_objects_themselves_and_views_share_their_memory() -> Non
     assert torch.equal(transposed, computed.view(4, 3).t())
     state.fill_(5)
     assert row.untyped_storage().data_ptr() == argument.untyped_storage().data_ptr()
-    assert row.tolist() == [0, 0] and row.storage_offset() == 0  # counted from where its base does
+    assert row.tolist() == [0, 0] and row.storage_offset() == 0  # relative to the start of its base
     assert last.item() == 5 and last.data_ptr() == state[2].data_ptr()
 
 
@@ -192,7 +192,7 @@ def test_a_view_is_of_the_sizes_that_symbols_have() -> None:
         geometry.of(base)
 
 
-def test_tensors_are_told_from_numbers_and_texts() -> None:
+def test_tensors_are_distinguished_from_numbers_and_strings() -> None:
     view = View(Computed(0), Geometry((2,), (1,), 0))
     tensors = [Computed(0), Argument(1), StateTensor(0), view, Repeated(1)]
     others = [Argument(0), Constant("s0"), Constant(None), ComputedSize("s0"), Repeated(5)]

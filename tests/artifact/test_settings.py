@@ -1,4 +1,4 @@
-"""Settings of a build: what crosses to the compiler process."""
+"""Settings of a build, as sent to the compiler process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shapes that a program serves: which calls have them, and which descriptions are refused."""
+"""The shapes that a program serves: calls that match them, and refused descriptions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_guard_without_a_value_does_not_hold() -> None:
     assert "12 // s0 == 4 has no value, where s0 = 0" in str(shapes.why_not([[0]]))
 
 
-def test_guards_tell_what_a_size_is_a_multiple_of() -> None:
+def test_guards_give_the_divisor_of_a_size() -> None:
     sevens = Term("//", ("s0", 7))
     guards = (
         EVEN,

@@ -1,4 +1,4 @@
-"""Whatever a forward takes and returns, through the decorator."""
+"""Arguments and results of all structures, through the decorator."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ torch.export.register_dataclass(Box, serialized_type_name="tests.artifact.test_s
 
 
 def same(ours: Any, eager: Any) -> bool:
-    """Whether two results are of one structure and have leaves of equal types and values."""
+    """Whether two results have the same structure, and leaves of equal types and values."""
     pairs = zip(pytree.tree_leaves(ours), pytree.tree_leaves(eager), strict=True)
     return pytree.tree_structure(ours) == pytree.tree_structure(eager) and all(
         type(a) is type(b) and (torch.allclose(a, b) if isinstance(a, torch.Tensor) else a == b)

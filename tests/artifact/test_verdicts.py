@@ -1,4 +1,4 @@
-"""The keys of verdicts: how they are stored and shown, and which are read."""
+"""The keys of verdicts: how they are stored, shown and read."""
 
 from __future__ import annotations
 

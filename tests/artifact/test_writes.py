@@ -1,4 +1,4 @@
-"""Writes: how they are stored, and which descriptions of them are refused."""
+"""Writes: how they are stored, and refused descriptions."""
 
 from __future__ import annotations
 

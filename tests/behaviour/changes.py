@@ -1,4 +1,4 @@
-"""Ways in which a module changes, and a check that the next call sees it."""
+"""Changes of a module, and a check that the next call sees them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scaled(nn.Linear):
 
 
 class Layer(nn.Linear):
-    """A class of its own, whose methods may be replaced."""
+    """A separate class, so that tests may replace its methods."""
 
     def scale(self) -> float:
         return 2.0

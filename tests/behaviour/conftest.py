@@ -1,4 +1,4 @@
-"""What several files here need."""
+"""Fixtures for several files of this folder."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def _cache_of_the_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shared_cache(_cache_of_the_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cache for all tests of a file, which compile much that is equal."""
+    """One cache for all tests of a file, which compile many equal programs."""
     monkeypatch.setenv("TVMIFY_CACHE_DIR", str(_cache_of_the_file))

@@ -1,4 +1,4 @@
-"""Classes that are decorated under their own name, beside their eager forward."""
+"""Classes decorated under their own name, with their eager forward beside them."""
 
 from __future__ import annotations
 

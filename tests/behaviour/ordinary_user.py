@@ -1,4 +1,4 @@
-"""What an ordinary user writes: type checkers accept it, and find what is wrong in it."""
+"""Typical user code: type checkers accept it, and find its errors."""
 
 from __future__ import annotations
 

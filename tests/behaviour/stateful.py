@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Stateful(nn.Module):
-    """What the modules here have: two buffers, a plain tensor and a weight."""
+    """The base of the modules here, with two buffers, a plain tensor and a weight."""
 
     calls: torch.Tensor
     cache: torch.Tensor

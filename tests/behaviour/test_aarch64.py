@@ -1,4 +1,4 @@
-"""A file that is saved here and runs on AArch64, in the emulator that ``make aarch64`` sets up."""
+"""A file saved on this machine runs on AArch64, in the emulator of ``make aarch64``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tvmify
 
 PLACE = Path(__file__).parents[2] / "build" / "aarch64"
 EMULATED = PLACE / "environment" / "bin" / "python"
-#: What machines report of themselves; V1's vectors of SVE have 256 bits.
+#: The features that machines report; V1's SVE vectors have 256 bits.
 N1 = ["dotprod", "fullfp16", "lse", "neon"]
 CPUS = {"neoverse-n1": N1, "neoverse-v1": sorted([*N1, "bf16", "i8mm", "sve"])}
 SCRIPT = """

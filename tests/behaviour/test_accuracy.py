@@ -1,4 +1,4 @@
-"""The accuracy policy, layer by layer, on what earlier layers of real networks put out."""
+"""The accuracy policy, layer by layer, on activations of real networks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Recurrent(nn.Module):
 
 
 class _Pixels(nn.Module):
-    """What a convolution makes of an image, added up over the pixels; its channels are last."""
+    """A convolution whose result, with channels last, is summed over the pixels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Pixels(nn.Module):
 
 
 class Layers(nn.Module):
-    """Several layers side by side, each with arguments of its own."""
+    """Several independent layers, each with its own arguments."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Stacked(nn.Module):
 
 
 class Gated(nn.Module):
-    """As in Llama's layers."""
+    """A gated feed-forward layer, as in Llama."""
 
     def __init__(self, depth: int, columns: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Gated(nn.Module):
 
 
 def _inputs(model: nn.Module, names: list[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Run a model and keep what the named layers get."""
+    """Run a model, and return the arguments of the named layers."""
     kept: dict[str, Any] = {}
     modules = dict(model.named_modules())
     hooks = [
@@ -120,13 +120,13 @@ def _convolutions() -> dict[str, Case]:
 
 
 def _between(layer: nn.Module) -> nn.Module:
-    """Put a layer where images have channels last."""
+    """Put a layer between others that make images channels last."""
     return nn.Sequential(nn.Conv2d(64, 40, 1), layer, nn.Conv2d(40, 24, 1))
 
 
 @cache
 def _of_images() -> dict[str, Case]:
-    """What ResNet has no layers of, on its activations."""
+    """Layers that ResNet does not have, on its activations."""
     torch.manual_seed(0)
     net = resnet18()
     convolutions = {n: m for n, m in net.named_modules() if isinstance(m, nn.Conv2d)}
@@ -196,12 +196,12 @@ def _transformer() -> dict[str, Case]:
     scores = heads[0] @ heads[1].transpose(-1, -2)
     before_gelu = modules[names[4]](kept[names[4]]).detach()
     deep = torch.cat([kept[name] for name in names[:3]], -1)
-    for depth in (4096, 1030, 1031, 2053, 4099):  # some that blocks of one length do not divide
+    for depth in (4096, 1030, 1031, 2053, 4099):  # some are not a multiple of a block length
         cases[f"linear {depth}"] = (nn.Linear(depth, 256), (deep[..., :depth].contiguous(),))
     for depth in (96, 1031):
         cases[f"stacked {depth}"] = (Stacked(4, depth, 64), (deep[..., :depth].contiguous(),))
         cases[f"gated {depth}"] = (Gated(depth, 256), (deep[..., :depth].contiguous(),))
-    for n_rows in (1, 4):  # eager adds these up in many lanes
+    for n_rows in (1, 4):  # eager sums these in many lanes
         few = deep[0, :n_rows, :96].contiguous()
         cases[f"linear 96, {n_rows} rows"] = (nn.Linear(96, 256), (few,))
     query, key, value = heads
@@ -212,7 +212,7 @@ def _transformer() -> dict[str, Case]:
     grouped = Program(lambda *given: attention(*given, enable_gqa=True))
     shared = (key[:, :4].contiguous(), value[:, :4].contiguous())
     cases |= {
-        # As in decoding; copies, as torch takes an argument that others are views of for dynamic.
+        # As in decoding; copies, since torch treats an argument with views as dynamic.
         "attention, 1 row": (Program(attention), (query[:, :, -1:].clone(), key, value)),
         "grouped attention, 2 rows": (grouped, (query[:, :, -2:].clone(), *shared)),
         "attention": (Program(attention), (query, key, value)),
@@ -253,7 +253,7 @@ def _tokens() -> dict[str, Case]:
     return cases
 
 
-#: Rules that have to be among those of the kernels; the first ones only "default" may use.
+#: Rules of fast kernels: required with "default", not allowed with "strict".
 FAST = {_convolutions: {"winograd"}, _of_images: {"expanded depthwise"}, _transformer: set()}
 KINDS = {
     _convolutions: {"conv2d", "matmul"},
@@ -266,7 +266,7 @@ KINDS = {
     "cases", [_convolutions, _of_images, _transformer], ids=["resnet", "images", "minilm"]
 )
 @pytest.mark.parametrize("accuracy", POLICY)
-# torch's own recurrent layers set attributes of theirs while they are exported.
+# torch's recurrent layers set their own attributes during export.
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
 def test_every_layer_obeys_the_policy(cases: Any, accuracy: str, monkeypatch: pytest.MonkeyPatch):
     few_queries = Mock(side_effect=rows.emit)
@@ -281,18 +281,18 @@ def test_every_layer_obeys_the_policy(cases: Any, accuracy: str, monkeypatch: py
     if cases == _of_images:
         assert any("gated" in name for name in kernels)
     if cases == _transformer:
-        assert few_queries.call_count >= 1  # two rows are few where vectors are long
+        assert few_queries.call_count >= 1  # two rows are few if vectors are long
 
 
 @cache
 def _windows() -> dict[str, Case]:
-    """The layers that Winograd's algorithm is for."""
+    """Layers that use Winograd's algorithm."""
     return {name: case for name, case in _convolutions().items() if "conv 1, " not in name}
 
 
 @cache
 def _sums() -> dict[str, Case]:
-    """Layers that add up many numbers, or few of them in places that torch adds up by itself."""
+    """Layers that sum many numbers, or that torch sums in its own way."""
     torch.manual_seed(0)
     net = resnet18()
     convolutions = (pair for pair in net.named_modules() if isinstance(pair[1], nn.Conv2d))
@@ -330,7 +330,7 @@ def _sums() -> dict[str, Case]:
             Program(F.scaled_dot_product_attention),
             tuple(heads),
         )
-    for seed in range(6):  # each of these was over the limit with some of the seeds alone
+    for seed in range(6):  # each of these exceeded the limit with some seeds only
         torch.manual_seed(seed)
         cases |= {
             f"transposed line, {seed}": (nn.ConvTranspose1d(24, 8, 3, 1, 1, dilation=2), (line,)),
@@ -388,7 +388,7 @@ def test_compact_weights_obey_the_policy(monkeypatch: pytest.MonkeyPatch):
 
 
 class _Reference(NamedTuple):
-    """The layers as one program, and what eager computes in float32 and in float64."""
+    """The layers as one program, and eager's results in float32 and float64."""
 
     module: nn.Module
     exported: torch.export.ExportedProgram

@@ -17,7 +17,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 class LowRank(nn.Module):
-    """A parametrization, as that of an adapter."""
+    """A parametrization like an adapter's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_parametrized_weights_run_compiled(add: Callable[[Any], Any], plain: Any
 
 
 class Adapted(nn.Module):
-    """A layer with adapters, which are switched and merged as PEFT does it."""
+    """A layer with adapters that are switched and merged as in PEFT."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def test_adapters_are_switched_scaled_and_merged_in_place(plain: Any) -> None:
         step()
         for _ in range(2):
             torch.testing.assert_close(fast(X), plain(X))
-    # Off and merged are one program, and so is what comes back.
+    # "Off" and "merged" share a program, and returning to a state builds nothing.
     assert fast.cache_info().builds <= 5
 
 

@@ -1,4 +1,4 @@
-"""Numbers, strings and lists follow Python's rules, whatever TorchScript's are."""
+"""Numbers, strings and lists follow Python's rules, not TorchScript's."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_numbers_between_regions_are_pythons(cls: type[Net]) -> None:
 
 
 class Layers(nn.Module):
-    """Its loop is written out: indices of modules have to stay constants."""
+    """Has a loop that is unrolled, since indices of modules have to stay constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_functions_of_python_that_are_given_tensors(function: Any) -> None:
 
 
 class Views(nn.Module):
-    """Views of elements as others; the number of float32 for a dtype is also a size."""
+    """Views as other dtypes; the number that stands for float32 is also a size."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 class Mixed(nn.Module):
-    """Operators that autocast runs in half precision, in the widest dtype, and as they are."""
+    """Operators that autocast runs in half precision, in the widest dtype, and unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class Regions(nn.Module):
 
 
 class Einsum(nn.Module):
-    """PyTorch has no policy for it, but for the products that it is made of."""
+    """PyTorch has no policy for `einsum`, but for the products that it consists of."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.einsum("ij,kj->ik", x, x)
 
 
 class TwoDtypes(nn.Module):
-    """Weights of attention in half precision, and values that are not."""
+    """Attention weights in half precision, and values in float32."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_every_policy(wrap: Any, autocast: torch.dtype) -> None:
 @pytest.mark.parametrize("wrap", [lambda module: module, Starred], ids=["scripted", "exported"])
 @pytest.mark.parametrize("module", [Mixed, Regions, Einsum])
 def test_inference_mode(module: type[nn.Module], wrap: Any) -> None:
-    """Casts are other operators there, and weights may be made there or outside."""
+    """Casts are other operators in inference mode, and weights may be made in it or outside."""
     for made_inside in (False, True):
         with torch.inference_mode(made_inside):
             net = wrap(module().eval()).eval()
@@ -161,19 +161,19 @@ def test_module_querying_autocast(wrap: Any) -> None:
             assert torch.equal(fast(X), X * 2 if enabled else X + 1)
 
 
-@pytest.mark.parametrize("rows", [3, 1])  # with one there is no sum, and einsum does not cast
+@pytest.mark.parametrize("rows", [3, 1])  # with 1 there is no sum, and einsum does not cast
 def test_einsum_of_two_dtypes(rows: int, caplog: pytest.LogCaptureFixture) -> None:
     net = TwoDtypes().eval()
     fast = decorate(net, strict=True)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert fast(X[:rows]).dtype == net(X[:rows]).dtype
         assert_close_to_reference(fast(X[:rows]), net, (X[:rows],))
-    # PyTorch prints a traceback if it is asked for the product.
+    # PyTorch would print a traceback for the product.
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_scripted_program_is_reused_under_autocast() -> None:
-    # TorchScript writes casts into graphs that it makes under autocast, by rules of its own.
+    # TorchScript adds casts to graphs that it makes under autocast, by its own rules.
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)).eval()
     fast: Any = decorate(net, strict=True)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Whatever changes about a module, the next call computes what eager PyTorch computes."""
+"""After any change of a module, the next call computes the same as eager PyTorch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_state_after_a_restored_one_is_distinguished() -> None:
     assert fast.cache_info().misses == 3
 
 
-def test_modules_of_the_same_layers_in_another_order_are_told_apart() -> None:
+def test_modules_with_the_same_layers_in_another_order_are_distinguished() -> None:
     layers = {"a": nn.Linear(4, 4), "b": nn.Tanh()}
     swapped = dict(reversed(layers.items()))
     both = [nn.Sequential(OrderedDict(order)) for order in (layers, swapped)]
@@ -166,7 +166,7 @@ def test_replaced_collection_items_are_detected(change: Callable[[Any], Any]) ->
     fast = decorate(plain, strict=True)
     check(fast, plain, X)
     change(plain)
-    fast.pair = plain.pair  # which is replaced, where the others are shared and edited in place
+    fast.pair = plain.pair  # replaced here; the others are shared and edited in place
     check(fast, plain, X)
     check(fast, plain, X)
     assert fast.cache_info().misses == 2
@@ -194,7 +194,7 @@ def test_unread_tensors_may_be_of_any_kind(odd: Callable[[], torch.Tensor]) -> N
 
 
 class Holder(nn.Module):
-    """Calls a module that it holds in its own way."""
+    """Calls a module that it holds without registering it."""
 
     def __init__(self, hold: Callable[[nn.Module], Any], find: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_attributes_need_no_usual_methods(name: str) -> None:
-    """The tuples of e3nn refuse to tell their length."""
+    """Tuples of e3nn raise an error in `len`."""
     model = nn.Linear(4, 3).eval()
     model.unusual = UNUSUAL[name]
     fast = decorate(model, compare=False, strict=True)

@@ -22,7 +22,7 @@ def _random(*shape: int, dtype: torch.dtype = torch.complex64) -> torch.Tensor:
 
 
 class Spectral(nn.Module):
-    """A layer of a Fourier neural operator (Li et al., 2021): it weighs the lowest frequencies."""
+    """A layer of a Fourier neural operator (Li et al., 2021): it weights the lowest frequencies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Spectral(nn.Module):
 
 
 class Rotating(nn.Module):
-    """Positions as in Llama's first code, in a buffer."""
+    """Rotary positions in a buffer, as in the first version of Llama."""
 
     rotation: torch.Tensor
 
@@ -64,7 +64,7 @@ class Averaging(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Operators that compute with pairs, that move them, and those left to PyTorch."""
+    """Operators that compute with complex numbers, that move them, and that are bridged."""
 
     def forward(self, z: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
         moved = torch.cat([z.mT, other.mT], 1).unflatten(1, (2, -1)).movedim(0, 2)
@@ -133,7 +133,7 @@ def test_a_buffer_that_forward_writes_to() -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_saved_programs_take_and_return_complex_numbers(tmp_path: Path) -> None:
+def test_saved_programs_accept_and_return_complex_numbers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     fast = tvmify.tvmify(Mixed().eval(), cache=False)
     args = _random(3, 4), _random(3, 4)
@@ -152,7 +152,7 @@ def test_arguments_of_any_strides() -> None:
 
 
 def lazy(z: torch.Tensor) -> list[torch.Tensor]:
-    """Conjugates and negatives of complex numbers that wait to be computed."""
+    """Lazy conjugates and negatives of complex numbers."""
     return [z.conj(), z.mT.contiguous().mT.conj(), torch._neg_view(z), torch._neg_view(z.conj())]
 
 
@@ -174,7 +174,7 @@ def test_arguments_that_are_conjugated_without_a_copy() -> None:
     assert fast.cache_info().builds == parts.cache_info().builds == 1
 
 
-def test_writes_to_what_is_conjugated_without_a_copy() -> None:
+def test_writes_to_lazy_conjugates() -> None:
     torch.manual_seed(0)
 
     def forward(z: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_writes_to_what_is_conjugated_without_a_copy() -> None:
     [lambda z: (z.resolve_conj(), z * 2), lambda z: z * 2 if z.is_conj() else z * 3],
     ids=["resolved", "asked"],
 )
-def test_where_it_matters_that_a_copy_is_missing_eager_runs(function: Callable[..., Any]) -> None:
+def test_eager_runs_if_a_missing_copy_matters(function: Callable[..., Any]) -> None:
     fast: Any = tvmify.tvmify(function, cache=False)
     z = _random(3)
     torch.testing.assert_close(fast(z), function(z))

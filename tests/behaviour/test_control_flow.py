@@ -1,4 +1,4 @@
-"""Control flow that depends on values: regions are compiled, TorchScript does the rest."""
+"""Control flow that depends on values: regions are compiled, TorchScript runs the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Branch(nn.Module):
 
 
 class Until(nn.Module):
-    """A loop with a tensor and a number carried, whose end the tensor decides."""
+    """A loop that carries a tensor and a number, and ends depending on the tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Until(nn.Module):
 
 
 class Sequence(nn.Module):
-    """A loop over a length, with an early end, that collects its results."""
+    """A loop over a length that collects its results, and may end early."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ def test_exception_in_a_loop_matches_eager() -> None:
 
 def _written_between(x: Tensor, out: Tensor) -> Tensor:
     y = torch.exp(torch.sin(x) * 2) * 2 + 1
-    view = y[0]  # taken before the write, used after it
+    view = y[0]  # made before the write, used after it
     if bool(y.sum() > 0):
         y.mul_(2)
     z = torch.sin(view) * 3 + y
@@ -225,8 +225,8 @@ def test_writes_and_views_are_as_in_eager(function: Any) -> None:
         assert_close(out, out2)
         if isinstance(result, tuple):
             for tensors in (result, expected):
-                tensors[0].add_(1)  # is memory of the second
-                tensors[2].mul_(2)  # is memory of the argument
+                tensors[0].add_(1)  # shares memory with the second
+                tensors[2].mul_(2)  # shares memory with the argument
             assert_close(result, expected)
             assert_close(x, x2)
     assert ours.cache_info().entries > 0

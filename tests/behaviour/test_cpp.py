@@ -1,4 +1,4 @@
-"""C++ programs: found by CMake, run without Python, served to several clients at once."""
+"""C++ programs: CMake finds tvmify, they run without Python, and serve several clients at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The examples, built once for all tests; unoptimized, since PyTorch's headers take long."""
+    """The examples, built once for all tests, without optimization to save build time."""
     directory = tmp_path_factory.mktemp("cpp") / "build"
     configured = cmake(
         *("-S", EXAMPLES, "-B", directory, "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -Wall -Wextra -Werror"),
@@ -60,7 +60,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(build: Path) -> Iterator[Path]:
-    """The programs with the libraries that they need, in a folder of their own."""
+    """The programs with the libraries that they need, in a separate folder."""
     directory = build.parent / "bundle"
     installed = cmake("--install", build, "--prefix", directory)
     assert installed.returncode == 0, installed.stdout + installed.stderr
@@ -88,7 +88,7 @@ def convolutions() -> tuple[nn.Module, tuple[int, ...]]:
 
 
 class Sorted(nn.Module):
-    """PyTorch computes this, inside of the compiled program."""
+    """Contains an operator that is bridged."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sort(1)[0]
@@ -105,7 +105,7 @@ def save(model: nn.Module, path: Path, shape: Sequence[int], *, strict: bool) ->
 
 @pytest.fixture(scope="session", params=[convolutions, perceptron])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """Saved in one folder and used in another; strict, so that only compiled code runs."""
+    """A model saved in one folder and used in another; strict, so that only compiled code runs."""
     model, shape = request.param()
     path = tmp_path_factory.mktemp("saved") / "model.pt"
     save(model, path, shape, strict=True)
@@ -114,7 +114,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """One that also runs what it holds no code for."""
+    """A model that also runs calls that it has no code for."""
     model, shape = perceptron()
     path = tmp_path_factory.mktemp("small") / "model.pt"
     save(model, path, shape, strict=False)
@@ -237,7 +237,7 @@ def test_predicted_class_matches_python(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES.parent)
-    # By a name of its own: TorchScript's may not begin with a number.
+    # Under another name, since names in TorchScript cannot begin with a number.
     spec: Any = importlib.util.spec_from_file_location(
         "predictor", EXAMPLES.parent / "05_predictor.py"
     )
@@ -252,7 +252,7 @@ def test_predicted_class_matches_python(
     photograph = torch.randint(256, (3, 40, 60), dtype=torch.uint8)
     example.write_ppm(tmp_path / "photograph.ppm", photograph)
     finished = run(build / "predict", "predictor.pt", "photograph.ppm", cwd=tmp_path)
-    assert finished.stderr == ""  # where there is no code for a call, it warns
+    assert finished.stderr == ""  # a call without code would warn
     expected = example.Predictor(model, side)(photograph).item()
     assert finished.stdout == f"class {expected}\n"
 
@@ -278,7 +278,7 @@ def test_invalid_image_is_an_error(
 
 @contextmanager
 def serving(folder: Path, saved: Saved) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Start the server, and end it as a service manager would; it has to end well."""
+    """Start the server, and stop it as a service manager would; it has to exit cleanly."""
     process = subprocess.Popen(
         [folder / "serve", saved.path, comma_separated(saved.shape), "0"],
         env={},
@@ -299,12 +299,12 @@ def serving(folder: Path, saved: Saved) -> Iterator[tuple[subprocess.Popen[str],
 
 
 def connection_to(port: int) -> closing[http.client.HTTPConnection]:
-    """A connection that ends with its `with`, also where a server that stops breaks it."""
+    """A connection that closes at the end of its `with`, even if the server broke it."""
     return closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30))
 
 
 def post(port: int, body: str) -> tuple[int, str]:
-    """Send a request, and return status and text of the answer."""
+    """Send a request, and return the status and text of the answer."""
     with connection_to(port) as connection:
         connection.request("POST", "/", body)
         response = connection.getresponse()
@@ -376,7 +376,7 @@ def test_accepted_requests_are_answered_before_shutdown(small: Saved, build: Pat
         connection.endheaders(b"1 2 ")
         assert post(port, "1 2 3 4")[0] == 200  # accepted later
         process.send_signal(signal.SIGTERM)
-        while True:  # until nobody listens any more
+        while True:  # until the server no longer listens
             try:
                 post(port, "1 2 3 4")
             except OSError:
@@ -392,7 +392,7 @@ def test_accepted_requests_are_answered_before_shutdown(small: Saved, build: Pat
 
 
 def find_package(directory: Path, wanted: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Configure a project that asks for a version of tvmify and builds nothing."""
+    """Configure a project that requires a version of tvmify and builds nothing."""
     (directory / "CMakeLists.txt").write_text(
         f"cmake_minimum_required(VERSION 3.21)\nproject(asks LANGUAGES NONE)\n"
         f"find_package(tvmify {wanted} REQUIRED)\nlist(GET tvmify_LIBRARY_DIRS 0 folder)\n"

@@ -48,7 +48,7 @@ def test_gradients_reach_the_weights_of_a_functional_call(leaves: bool) -> None:
 
 
 def test_recurrent_layers_follow_parameters_that_are_not_assigned() -> None:
-    """As in a functional call; only eager calls put them into the list that the layer reads."""
+    """As in a functional call: only eager calls update the list of weights that the layer reads."""
     plain = nn.GRU(4, 4).eval()
     fast = decorate(plain)
     check(fast, plain, X)

@@ -1,4 +1,4 @@
-"""The documentation names files, and links to pages, that exist."""
+"""Files and links that the documentation names exist."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-#: What paths are relative to. The package's name is left out where nothing else can be meant.
+#: Paths are relative to one of these: documents leave out prefixes that are clear from context.
 BASES = [ROOT / base for base in ("", "tvmify", "tvmify/compiler", "tvmify/compiler/kernels")]
 PATH = re.compile(r"(?<![\w./<-])(?:\w+/)+\w+\.(?:py|cpp|h|toml)\b")
-#: Headers of others, and the files that the page about rules tells its reader to write.
+#: Headers of other projects, and files that the page about rules tells its reader to write.
 OTHERS = {
     "torch/script.h",
     "tvm/support/io.h",
@@ -36,7 +36,7 @@ def test_pages_name_files() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_headings(page: Path) -> None:
-    """`make docs` checks the links of the site; the README and others are outside of it."""
+    """`make docs` checks the links of the site only, without the README and other files."""
     links = re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8"))
     for path, anchor in links:
         file = page.parent / path if path else page

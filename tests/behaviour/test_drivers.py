@@ -1,4 +1,4 @@
-"""Programs that were built without a GPU serve all drivers; what one driver was timed with, not."""
+"""Programs built without a GPU serve all drivers, but verdicts belong to one driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("inference")
 
 
 class Machine:
-    """Where the code for the CPU counts as code for the GPU, of some driver, that is or is not."""
+    """A fake machine, on which code for the CPU counts as code for a GPU with a given driver."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.driver: str | None = None
@@ -49,7 +49,7 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """One whose calls can be compared; first without a GPU."""
+    """A machine whose calls can be compared; at first it has no GPU."""
     return Machine(monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Each example runs as a person would run it: in a process of its own, most with an empty cache."""
+"""Each example runs as a user would run it: in its own process, most with an empty cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.entry_points import entry_points
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
-# Small settings where a script would take long; a script that is missing here runs as it is.
+# Smaller settings for slow scripts; other scripts run with their defaults.
 ARGUMENTS = {
     "01_sentence_search.py": ("--rounds", "1"),
     "02_photograph.py": ("--side", "64", "--rounds", "1"),
@@ -27,13 +27,13 @@ ARGUMENTS = {
     "09_enable.py": ("--side", "64", "--rounds", "1"),
     "10_service.py": (),
 }
-# What PyTorch 2.15 says of `torch.jit`, which some examples use, and the line that called it.
+# The warning of PyTorch 2.15 about `torch.jit`, which some examples use, and the line after it.
 _OF_TORCHSCRIPT = re.compile(r".*FutureWarning: `torch\.jit\.\w+` is deprecated.*\n.*\n")
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("[0-9][0-9]_*.py"))
 
 
 def run(script: str, *arguments: str, cache: Path) -> str:
-    """Run an example with a cache of its own, and return what it printed."""
+    """Run an example with its own cache, and return its output."""
     finished = subprocess.run(
         [sys.executable, EXAMPLES / script, *ARGUMENTS.get(script, ()), *arguments],
         env=os.environ | {"TVMIFY_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1", "COLUMNS": "120"},
@@ -44,7 +44,7 @@ def run(script: str, *arguments: str, cache: Path) -> str:
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    # Each example runs compiled throughout: a fall back to eager would warn here.
+    # Each example runs compiled throughout: a fallback to eager would warn here.
     assert "Warning" not in _OF_TORCHSCRIPT.sub("", finished.stderr), finished.stderr
     return finished.stdout
 
@@ -116,7 +116,7 @@ def test_torch_compile_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "30 steps of training: 2 programs" in printed
     assert printed.count("right, as in eager") == 4
     assert "first half, 100%" in printed
-    # two for training, and one for all lengths: Dynamo has seen another before
+    # two for training, and one for all lengths, since Dynamo has seen another length before
     assert "3 programs, 0 calls in eager" in printed
 
 

@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 class InPython(nn.Module):
-    """Generators and keyword arguments have no form in TorchScript."""
+    """Has a generator and keyword arguments, which TorchScript does not support."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def nested() -> nn.Module:
 
 def made(make: Callable[[], nn.Module]) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that lazy modules are a new feature
+        warnings.simplefilter("ignore", UserWarning)  # lazy modules are a new feature
         return make().eval()
 
 

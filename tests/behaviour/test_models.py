@@ -1,4 +1,4 @@
-"""Whole models through the decorator, on real weights where a package carries them."""
+"""Whole models through the decorator, with real weights if a package contains them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvmify import tvmify
 
 def test_resnet(inference: None) -> None:
     net: Any = resnet18()
-    net.blocks = net.blocks[::2]  # of every number of channels and every stride
+    net.blocks = net.blocks[::2]  # one for each number of channels and each stride
     fast: Any = tvmify(net, strict=True)
     x = torch.randn(2, 3, 64, 96)
     assert_close_to_reference(fast(x), net, (x,))
@@ -52,7 +52,7 @@ def test_hidden_states_collected_by_hooks(inference: None) -> None:
     net = transformers.ElectraModel(config).eval()
     fast: Any = tvmify(copy.deepcopy(net), strict=True)
     tokens = torch.randint(50, (1, 7))
-    for _ in range(2):  # the hooks are added by the first
+    for _ in range(2):  # the first call adds the hooks
         found = fast(tokens, output_hidden_states=True)
         expected = net(tokens, output_hidden_states=True)
         assert len(found.hidden_states) == 3

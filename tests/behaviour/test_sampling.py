@@ -1,4 +1,4 @@
-"""The cases that `make test` takes of parametrized tests."""
+"""The cases of parametrized tests that `make test` runs."""
 
 from __future__ import annotations
 

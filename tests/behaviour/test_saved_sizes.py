@@ -1,4 +1,4 @@
-"""Saved files of modules whose calls were served by programs for many shapes."""
+"""Saved files with programs for many shapes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_unseen_lengths_run_without_the_compiler(tmp_path: Path, small: nn.Modul
         print(len(model._tvmify.explain()))
     """
     done = run_python(script, cwd=tmp_path)
-    assert done.stdout.split() == ["2"]  # the first length alone, and any
+    assert done.stdout.split() == ["2"]  # for the first length, and for any
 
 
 def test_each_size_class_is_saved_once(tmp_path: Path, small: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Processes that share what was compiled before they began: pre-forking servers, pools."""
+"""Processes that share code compiled before they started: pre-forking servers, pools."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_pool_computes_known_and_new_shapes(
     tmp_path: Path, method: str, shared_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if method != "fork":  # new processes differ only in how they begin: one of them builds
+    if method != "fork":  # other methods differ only in how processes start: one of these builds
         monkeypatch.setenv("TVMIFY_CACHE_DIR", str(shared_cache))
     (tmp_path / "served.py").write_text(APPLICATION)
     script = f"""

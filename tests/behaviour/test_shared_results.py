@@ -37,7 +37,7 @@ def identity(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def transposed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # The transposed tensor is contiguous: where an axis of one element lies does not matter.
+    # The transposed tensor is contiguous: the stride of an axis of one element does not matter.
     y = (x + 1).reshape(1, 3, 4, 1).contiguous(memory_format=torch.channels_last)
     return y.transpose(1, 2), y
 
@@ -107,7 +107,7 @@ def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 class ViewsOfState(nn.Module):
-    """Has a buffer that repeats its elements, and a weight that is a transposed tensor."""
+    """Has an expanded buffer, and a transposed weight."""
 
     ids: torch.Tensor
 
@@ -187,7 +187,7 @@ def of_its_memory(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [copied, written, of_memory, of_its_memory])
-def test_where_strides_decide_eager_runs(function: Callable[..., Any], no_grad: None):
+def test_eager_runs_if_the_result_depends_on_strides(function: Callable[..., Any], no_grad: None):
     fast = decorate(function)
     contiguous, *others = all_strides(4, 6)
     torch.testing.assert_close(fast(contiguous), function(contiguous))

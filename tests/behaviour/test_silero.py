@@ -21,7 +21,7 @@ CHUNK = {16000: 512, 8000: 256}
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """A chunk is too small for two threads, which wait for each other on a busy machine."""
+    """Use one thread: a chunk is too small for two, which wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -37,7 +37,7 @@ def silero() -> Any:
 
 
 def speech(seconds: float, rate: int) -> Tensor:
-    """Return what sounds a little like speech: bursts of harmonics, pauses, and noise under all."""
+    """Return a sound that resembles speech: bursts of harmonics, pauses, and background noise."""
     sound = torch.randn(int(seconds * rate)) * 0.003
     start = 0.3
     while start < seconds - 1:

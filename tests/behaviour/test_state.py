@@ -32,7 +32,7 @@ class UnscriptableCounter(Stateful):
 
 
 class Cache(Stateful):
-    """Keys of a transformer: written at a position that is a tensor."""
+    """Keys of a transformer, written at a position given as a tensor."""
 
     def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         self.cache.index_copy_(1, position, x @ self.weight)
@@ -54,7 +54,7 @@ class Rows(Stateful):
 
 
 class Normalized(Stateful):
-    """Batch normalization by the batch, in a module that is otherwise not training."""
+    """Batch norm with statistics of the batch, in a module in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_state_is_read_when_it_is_needed(no_grad: None):
 
 
 class Switched(Stateful):
-    """Reads a buffer in one kind of call, and writes to it in another."""
+    """Reads a buffer in some calls, and writes to it in others."""
 
     def forward(self, x: torch.Tensor, write: bool) -> torch.Tensor:
         if write:

@@ -1,4 +1,4 @@
-"""Rows of the table of processors in ``docs/versions.md``, on a processor that has more."""
+"""Rows of the table of processors in ``docs/versions.md``, on a processor with more features."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AVX2 = ["avx", "avx2", "f16c", "fma"]
 _AVX512 = [*_AVX2, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]
 _BF16 = [*_AVX512, "avx512bf16"]
 ROWS = {"AVX2": _AVX2, "AVX-512": _AVX512, "AVX-512 BF16": _BF16, "AMX": [*_BF16, "amx-bf16"]}
-#: What libraries do without where the processor lacks it; our own code has none of it.
+#: Features that libraries use only if the processor has them; our own code never uses them.
 OPTIONAL = {"amx-bf16"}
 
 

@@ -1,4 +1,4 @@
-"""Dtypes, kinds of tensors and modes of gradients through the decorator."""
+"""Dtypes, kinds of tensors and grad modes through the decorator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTEGERS = [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
 
 
 class Arithmetic(nn.Module):
-    """What eager computes for numbers of every dtype, and of what dtype the result is."""
+    """Arithmetic for every dtype; results have eager's values and dtypes."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (

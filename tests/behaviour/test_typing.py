@@ -1,4 +1,4 @@
-"""What a user writes runs; `make wheel` lets pyright and mypy check it."""
+"""Typical user code runs; `make wheel` checks its types with pyright and mypy."""
 
 from __future__ import annotations
 

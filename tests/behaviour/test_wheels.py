@@ -1,13 +1,17 @@
-"""Building: without a compiler; a wheel for several versions of PyTorch of wheels for one each."""
+"""Builds without a compiler, and wheels for several versions of PyTorch merged from one each."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 INFO = "tvmify-0.1.0.dist-info"
@@ -60,7 +64,31 @@ def test_build_without_a_compiler_names_the_problem(tmp_path: Path) -> None:
     assert "Install g++" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_result_has_each_native_part_and_asks_for_one_of_its_pytorches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", [True, False])
+def test_description_has_no_links_that_an_index_breaks(tmp_path: Path, release: bool) -> None:
+    of_workflow = {
+        "GITHUB_SERVER_URL": "https://host.example",
+        "GITHUB_REPOSITORY": "owner/tvmify",
+        "GITHUB_SHA": "0123abc",
+    }
+    others = {name: value for name, value in os.environ.items() if name not in of_workflow}
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)],
+        cwd=ROOT,
+        env=others | of_workflow if release else others,
+        check=True,
+        timeout=120,
+    )
+    text = (tmp_path / "tvmify.egg-info" / "PKG-INFO").read_text(encoding="utf-8")
+    links = set(re.findall(r"\]\((?!#)([^)]*)\)", text))
+    assert links and all(link.startswith("https://") for link in links)
+    home = "https://host.example/owner/tvmify"
+    assert (f"{home}/blob/0123abc/docs/shapes.md" in links) is release
+    assert (f"Project-URL: Repository, {home}\n" in text) is release
+    assert "shapes.md" in text
+
+
+def test_the_result_has_each_native_part_and_requires_one_of_its_pytorches(tmp_path: Path) -> None:
     made = merge(tmp_path, wheel(tmp_path, "2.11"), wheel(tmp_path, "2.14"))
     assert made.stdout.strip() == str(tmp_path / NAME), made.stderr
     with zipfile.ZipFile(tmp_path / NAME) as archive:

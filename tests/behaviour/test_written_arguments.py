@@ -111,7 +111,7 @@ def test_out_is_resized_as_in_eager(start: int, size: int, no_grad: None):
     assert torch.equal(*memory)
 
 
-def test_strided_arguments_are_written_where_they_are(no_grad: None):
+def test_strided_arguments_are_written_in_place(no_grad: None):
     fast = decorate(handed_on, strict=True)
     ours = [strided(x) for x in given(handed_on)]
     theirs = [strided(x) for x in given(handed_on)]

@@ -23,7 +23,7 @@ TRUE = {
 
 
 def timings() -> list[fit.Timing]:
-    """Return the times that plans would take if these were the costs."""
+    """Return the times of plans according to these costs."""
     estimate = fit.estimator(MACHINE)
     found = []
     for rows, depth, columns in SHAPES:

@@ -1,4 +1,4 @@
-"""The table of the GPU benchmark, which itself needs a GPU."""
+"""The table of the GPU benchmark; the benchmark itself needs a GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_batches_repeat_the_example() -> None:
 
 
 class _Worker(contextlib.AbstractContextManager):
-    """A process whose contender fails if it is the one that `failing` names."""
+    """A fake worker, which fails if `failing` names its contender."""
 
     failing = ""
 

@@ -1,4 +1,4 @@
-"""What a first run on a GPU is given, as far as a machine without one can use it."""
+"""The archive for a first run on a GPU, tested as far as possible without one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks import gpu_bundle, gpu_first_run
 from tests.compiler.gpu_programs import needs_nvcc
 
-# No other place has packages here, but for PyTorch's own.
+# Only PyTorch's packages are imported from elsewhere.
 USE = """
 import sys
 folder, site = sys.argv[1:]

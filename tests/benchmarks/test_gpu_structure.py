@@ -1,4 +1,4 @@
-"""Counts of what programs for GPUs consist of."""
+"""Counts of launches and bytes in programs for GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contenders that make passes: what is asked of them, and what is printed."""
+"""Contenders that run passes: their arguments, and the printed table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import passes
 
 
 def main() -> None:
-    """Be a contender, which counts its passes, or cannot run."""
+    """Run as a contender that counts its passes, or cannot run."""
     name = sys.argv[2]
     if name == "broken":
         raise RuntimeError("there is no such thing")

@@ -1,4 +1,4 @@
-"""The loops that llvm-mca is asked about, and what is made of its answer."""
+"""The loops that llvm-mca analyzes, and how its output is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRODUCT = """.LBB0_2:
 \tsubs\tx2, x2, #1
 \tb.ne\t.LBB0_2
 """
-#: The sum begins with what was loaded, so that nothing is carried on.
+#: The sum starts with a loaded value, so that no sum is carried.
 TRANSFORM = """.LBB0_1:
 \tldp\tq2, q3, [x0], #32
 \tfmla\tv2.4s, v3.4s, v4.4s
@@ -26,7 +26,7 @@ TRANSFORM = """.LBB0_1:
 \tstr\tq3, [x1], #16
 \tcbnz\tx2, .LBB0_1
 """
-#: Its branch leads elsewhere: no loop.
+#: Its branch goes to another label: no loop.
 BLOCK = ".LBB0_3:\n" + "\tfmla\tv7.4s, v2.4s, v4.s[0]\n" * 9 + "\tb.ne\t.LBB0_1\n"
 
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, and what becomes of who fails."""
+"""Workers take turns, and those that fail are dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.results import Result
 
 
 class Worker:
-    """One that fails in the burst of this number, if any."""
+    """A fake worker that fails in the burst with this number, if any."""
 
     def __init__(self, name: str, order: list[str], fails_at: int | None = None) -> None:
         self.name, self.order, self.fails_at = name, order, fails_at

@@ -98,7 +98,7 @@ def test_the_table_leaves_blanks_and_says_why() -> None:
 
 
 def test_failed_contender_has_an_empty_cell() -> None:
-    alone = Row([measured("dlrm", "tvmify", 1.0)])  # whom the others were not measured against
+    alone = Row([measured("dlrm", "tvmify", 1.0)])  # no other contender was measured
     table = measurements([resnet(), alone], ["freezing", "openvino", "tvmify"], "a processor")
     cells = [list(column.cells) for column in table.columns[2:]]
     blank = [[str(cell) == "" for cell in column] for column in cells]

@@ -1,4 +1,4 @@
-"""The benchmark as a person starts it, on its smallest model."""
+"""The benchmark as a user starts it, on its smallest model."""
 
 from __future__ import annotations
 

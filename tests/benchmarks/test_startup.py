@@ -1,4 +1,4 @@
-"""What the benchmark of starting up makes of the times of its processes."""
+"""How the startup benchmark summarizes the times of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an interrupted run of the benchmark leaves to the next one."""
+"""Results that an interrupted run of the benchmark passes to the next one."""
 
 from __future__ import annotations
 

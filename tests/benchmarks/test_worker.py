@@ -1,4 +1,4 @@
-"""What a contender's process computes."""
+"""The computations of a contender's process."""
 
 from __future__ import annotations
 

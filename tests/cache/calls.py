@@ -1,8 +1,8 @@
 """Calls of real modules whose entries were mutated, each in a process that may crash.
 
 ``python -m tests.cache.calls build DIRECTORY`` compiles them; ``… call DIRECTORY FIRST LAST``
-mutates their entries by these seeds, and prints what the calls came to, as JSON. A call is made in
-a process forked from one that has no compiled code loaded and no threads.
+mutates their entries by these seeds, and prints the outcomes of the calls as JSON. Each call runs
+in a process forked from one without loaded code and threads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.work import Work
 from tvmify.errors import BuildError
 
-#: Seconds of processor time after which a call is taken to hang.
+#: Seconds of processor time after which a call counts as hanging.
 _PATIENCE = 20
 RIGHT, MISS, WRONG, RAISED = "right", "miss", "wrong", "raised"
-#: What a process says in its exit code.
+#: Exit codes of a process, by outcome.
 _CODES = {RIGHT: 10, MISS: 11, WRONG: 12, RAISED: 13}
 
 
@@ -66,7 +66,7 @@ class Busy(nn.Module):
 
 
 def build(directory: Path) -> None:
-    """Fill the cache directory, and keep what the calls return."""
+    """Fill the cache directory, and keep the results of the calls."""
     with torch.inference_mode():
         for number, (net, args) in enumerate(_modules()):
             results = net(*args)
@@ -84,7 +84,7 @@ def call(directory: Path, first: int, last: int) -> dict[str, dict[str, int]]:
     with torch.inference_mode():
         modules = _modules()
         for net, args in modules:
-            net(*args)  # as far as to the key, which costs most: children need not
+            net(*args)  # up to the key, the slowest part, so that children need not
     os.environ["TVMIFY_CACHE_DIR"] = str(cache)
     entries = [cache / digest for digest in _missed]
     for entry in entries:
@@ -125,7 +125,7 @@ def _outcome(net: Any, args: tuple[torch.Tensor, ...], expected: Any) -> str:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_CPU, (_PATIENCE, _PATIENCE))
             code = _CODES[_call(net, args, expected)]
-        except Exception as error:  # of any kind: that is what it is to tell
+        except Exception as error:  # any kind of error is an outcome
             print(f"{type(error).__name__}: {error}"[:300], file=sys.stderr)
         finally:
             os._exit(code)
@@ -160,7 +160,7 @@ def _miss(work: Any, *_: Any) -> Any:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     what, directory, *rest = sys.argv[1:]
     if what == "build":
         build(Path(directory))

@@ -1,7 +1,7 @@
-"""Many processes at one cache directory: they race, evict under one another, and get killed.
+"""Many processes share one cache directory: they race, evict each other's entries, and get killed.
 
-``python -m tests.cache.crowds DIRECTORY 0.1`` does a tenth of all that, and prints what happened as
-JSON. A process of its own, with one thread, so that it can be forked.
+``python -m tests.cache.crowds DIRECTORY 0.1`` runs a tenth of it, and prints the outcomes as JSON.
+It is a separate process with one thread, so that it can fork.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.cache.programs import artifact_of, key_of
+from tests.cache.programs import Cheap, artifact_of, key_of
 from tvmify.artifact import Artifact, Seconds, VerdictKey
 from tvmify.cache import DiskCache, Limits
-from tvmify.dispatch import load_or_build
 from tvmify.dispatch.progress import Stages
-from tvmify.runtime import Executor
 
-#: Seconds after which a process that should be done is taken to hang.
+#: Seconds after which a process that should be done counts as hanging.
 _PATIENCE = 300
-#: What a builder says first.
+#: The first message of a builder.
 _BEGUN = -1
 _FORK = multiprocessing.get_context("fork")
 
 
 def race(directory: Path, processes: int, keys: int) -> dict[str, Any]:
-    """Let all processes want each key at the same moment, and then all keys in another order."""
+    """Let all processes request each key at the same moment, then all keys in another order."""
     log = directory / "builds"
 
     def take_part(number: int) -> None:
@@ -65,7 +63,7 @@ def evict(directory: Path, processes: int, gets: int) -> dict[str, Any]:
         chance = random.Random(number)
         cache = DiskCache(directory, limits)
         for _ in range(gets):
-            # Some are in use all the time: they stay while others come and go.
+            # Some keys are used all the time: they stay while others come and go.
             number = chance.choice((chance.randrange(30), chance.randrange(5)))
             _obtain(cache, number, directory / "builds")
 
@@ -87,13 +85,13 @@ def evict(directory: Path, processes: int, gets: int) -> dict[str, Any]:
 
 def kill(directory: Path, kills: int) -> dict[str, Any]:
     """Kill builders at random moments, and look at what they leave behind."""
-    warnings.simplefilter("error")  # whatever a reader has to say about an entry is a failure
+    warnings.simplefilter("error")  # any warning about an entry is a failure
     chance = random.Random(0)
     lost, blocked, whole = [], [], set()
     directory.mkdir(mode=0o700)
     done, reports = _FORK.Pipe(duplex=False)
     for number in range(kills):
-        # Half of them end between two calls of a known number, half while the kernel does a thing.
+        # Half of them end between two function calls, half at any moment, also in system calls.
         calls = chance.randrange(6000) if number % 2 else None
         child = _FORK.Process(target=_store_forever, args=(directory, number, calls, reports))
         child.start()
@@ -132,13 +130,13 @@ def _store_forever(directory: Path, seed: int, calls: int | None, reports: Any) 
         with cache.building(key.digest, _PATIENCE):
             cache.store(key, artifact)
         reports.send(number)
-        # Again, with a verdict, as it is known later.
+        # Store it again with a verdict, which is known later.
         artifact.verdicts[VerdictKey(chance.randrange(100))] = Seconds(1.0, 2.0)
         cache.store(key, artifact)
 
 
 def _killer(calls: int) -> Callable[..., None]:
-    """Return what ends this process before or after `calls` calls of functions in C."""
+    """Return a profiler that kills this process before or after `calls` calls of C functions."""
     remaining = itertools.count(calls, -1)
 
     def count(_frame: Any, event: str, _function: Any) -> None:
@@ -149,23 +147,17 @@ def _killer(calls: int) -> Callable[..., None]:
 
 
 def _obtain(cache: DiskCache, number: int, log: Path) -> None:
-    """Take the way of a call, and check what it leads to."""
+    """Get an entry as a call would, and check it."""
 
-    def build(_: Stages) -> Artifact:
+    def build() -> Artifact:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.write(file, f"{number}\n".encode())
         os.close(file)
         return artifact_of(number)
 
-    def find(disk: DiskCache) -> Executor | None:
-        artifact = disk.load(key_of(number))
-        return None if artifact is None else Executor(artifact)
-
-    executor = find(cache)
-    if executor is None:
-        stages = Stages("", visible=False)
-        executor = load_or_build.build_once(key_of(number), cache, find, build, stages).executor
-    assert _is_right(executor.artifact, number), f"a wrong artifact for key {number}"
+    work = Cheap(number, cache, build)
+    found = work.load() or work.make(Stages("", visible=False))
+    assert _is_right(found.executor.artifact, number), f"a wrong artifact for key {number}"
 
 
 def _is_right(artifact: Artifact, number: int) -> bool:
@@ -196,7 +188,7 @@ def _age_all(directory: Path) -> None:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     directory, part = Path(sys.argv[1]), float(sys.argv[2])
     results = {
         "race": race(directory / "race", 16, round(50 * part)),

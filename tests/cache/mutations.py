@@ -1,4 +1,4 @@
-"""Mutations of entries: damage, as any disk may do it, and forgery, whose checksums are right."""
+"""Mutations of entries: damage, as from a bad disk, and forgery with right checksums."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ DAMAGE = {
 
 # ---------------------------------------------------------------------------------------- forgery
 
-#: What stands in the place of any value.
+#: Values that replace others.
 _HOSTILE: list[Any] = [
     *(None, True, -1, 0, 1, 2, 7, 1 << 31, 1 << 63, 1 << 64, 10**400, -(1 << 63)),
     *(0.5, 1e300, float("inf"), float("nan"), "", "x", "../../../etc/passwd", "/etc/passwd"),
@@ -121,12 +121,12 @@ _HOSTILE: list[Any] = [
 
 
 def forge(entry: Path, chance: Chance) -> str:
-    """Change values in a manifest, and give it the checksum that it then has; return which."""
+    """Change values in a manifest, and update its checksum; return which values."""
     document = json.loads((entry / MANIFEST).read_bytes())
     del document["sha256"]
     changed = []
     for _ in range(chance.choice((1, 1, 1, 2, 5))):
-        # Mostly in what describes the program: a key that differs is refused at once.
+        # Mostly in the description of the program: a different key is refused at once.
         places = _places(document.get("artifact")) + [(document, name) for name in document]
         parent, name = chance.choice(places)
         changed.append(f"{name}")
@@ -157,7 +157,7 @@ def _hostile(chance: Chance) -> Any:
 
 
 def bury(entry: Path, chance: Chance) -> None:
-    """Write a manifest that is one in form, and that hurts whoever reads it."""
+    """Write a manifest that is valid in form but expensive to read."""
     depth = chance.choice((100, 10_000, 1_000_000))
     text = chance.choice(
         (

@@ -67,7 +67,7 @@ def test_hanging_operation_is_abandoned() -> None:
 
 def test_not_even_a_panic_passes() -> None:
     class PanicException(BaseException):
-        """As extension modules in Rust raise it."""
+        """The exception that Rust extension modules raise."""
 
     def panic() -> None:
         raise PanicException("index out of bounds")

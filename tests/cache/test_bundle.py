@@ -58,7 +58,7 @@ def test_entries_are_selected_by_digest(full: DiskCache, tmp_path: Path) -> None
     assert export(path, [KEY.digest[:12], OTHER.digest]) == sorted([KEY.digest, OTHER.digest])
     with pytest.raises(CacheError, match="has no entry 0123"):
         export(path, [KEY.digest, "0123"])
-    with path.open("rb") as file:  # the one that was there before
+    with path.open("rb") as file:  # the previous one
         assert packed.Reader(file).digests == sorted([KEY.digest, OTHER.digest])
 
 

@@ -16,7 +16,7 @@ from tvmify import TvmifyWarning
 from tvmify.cache import DiskCache, directory
 from tvmify.errors import CacheError
 
-NOBODY = 54321  # a number that belongs to nobody
+NOBODY = 54321  # a user id without a user
 
 
 def open_to_others(place: Path) -> None:
@@ -208,8 +208,8 @@ def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
 
 
 def as_nobody(script: str, *arguments: object) -> str:
-    """Run a script as a user who has no name, no home and no rights; return what it warns of."""
-    # What is imported later, is imported before: the user may not read the library either.
+    """Run a script as a user without a name, a home and rights; return its warnings."""
+    # Modules are imported beforehand, since this user may not read the library.
     code = f"""
 import os, pwd, sys, tempfile, warnings
 from pathlib import Path

@@ -278,7 +278,7 @@ def test_manifest_cannot_override_its_key(tmp_path: Path, part: str) -> None:
     document = json.loads((entry / MANIFEST).read_text())
     del document["sha256"]
     if part == "artifact":
-        document["artifact"]["weights"].reverse()  # code would read past the end of one
+        document["artifact"]["weights"].reverse()  # code would read past the end of a weight
     else:
         document["key"] = dict(key_of(1).entries)
         entry = entry.rename(tmp_path / key_of(1).digest)

@@ -61,7 +61,7 @@ def test_damaged_lines_cost_no_other(tmp_path: Path) -> None:
     nonsense = [b"[]", b"null", b"\xff\xfe", b"{}", b'{"processor": 3}']
     odd = whole.replace(b"3.0", b'"fast"').replace(b"first", b"odd").strip()
     path.write_bytes(b"\n".join([whole, *nonsense, odd, whole[: len(whole) // 2]]))
-    measurements.record("last", TIMES)  # after half a line that has no end
+    measurements.record("last", TIMES)  # after an incomplete line
     again = Measurements(tmp_path, "cpu")
     assert again.best("first", NAMES) == "other"
     assert again.best("last", NAMES) == "other"
@@ -79,7 +79,7 @@ def test_unwritable_directory_is_a_warning(tmp_path: Path) -> None:
     measurements = Measurements(tmp_path / "file", "cpu")
     with pytest.warns(TvmifyWarning, match="kept in memory only"):
         measurements.record("work", TIMES)
-    measurements.record("more", TIMES)  # says it once
+    measurements.record("more", TIMES)  # warns once
     assert measurements.best("work", NAMES) == "other"
 
 

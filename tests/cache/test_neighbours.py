@@ -13,7 +13,7 @@ def test_the_nearest_of_the_older_entries(tmp_path: Path) -> None:
     add(tmp_path, 90, torch="1", options="")
     old = add(tmp_path, 60, torch="1")
     built = add(tmp_path, 30)
-    add(tmp_path, 0, tvm="1")  # is as near, and was not there yet
+    add(tmp_path, 0, tvm="1")  # is as near, but was not there before
     assert Neighbours(tmp_path).lines(built) == [
         f"nearest older entry: {old.digest}, differs (here → there):",
         "torch: 2.13.0 → 1",
@@ -45,7 +45,7 @@ def test_its_work_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     known = Neighbours(tmp_path)
     key = Key(ENTRIES | {"torch": "near"})
     assert [bool(known.lines(key)) for _ in range(3)] == [True, True, False]
-    assert "torch: near → far" in Neighbours(tmp_path).lines(key)  # what was used long ago is left
+    assert "torch: near → far" in Neighbours(tmp_path).lines(key)  # the oldest is ignored
 
 
 def test_an_entry_of_another_module_explains_nothing(tmp_path: Path) -> None:

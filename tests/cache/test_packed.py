@@ -165,7 +165,7 @@ def test_empty_archive_is_refused() -> None:
 
 
 def test_no_damage_passes() -> None:
-    """Whatever is changed, what is read is either an error or what was written."""
+    """After any change, reading gives an error or the original contents."""
     original = packed.pack(KEY, artifact(b"code" * 50))
     expected = KEY, artifact(b"code" * 50)
     generator = random.Random(0)

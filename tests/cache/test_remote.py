@@ -23,7 +23,7 @@ from tvmify.cache import DiskCache, RemoteCache, TwoLevels, export, import_, pac
 
 
 class Troubled(MemoryFileSystem):
-    """A file system in memory that fails, or hangs, when a test says so."""
+    """An in-memory file system that fails or hangs on request."""
 
     protocol = "troubled"
     store: ClassVar[dict[str, Any]] = {}
@@ -248,7 +248,7 @@ def test_forked_process_opens_its_own_remote(troubled: type[Troubled], tmp_path:
     assert troubled.begun.wait(10)
     context = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # about a fork while threads run
         child = context.Process(target=_load_in_child, args=(shared, tmp_path / "said"))
         child.start()
     child.join(60)
@@ -280,7 +280,7 @@ def call(**options: Any) -> Any:
 
 @pytest.fixture
 def another_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Go on with an empty directory and no memory of what was loaded."""
+    """Continue as on another machine: with an empty directory and nothing loaded."""
     from weakref import WeakValueDictionary
 
     from tvmify.dispatch import load_or_build

@@ -1,6 +1,6 @@
-"""Small modules, each with one thing that capturing has to get right.
+"""Small modules, each with one feature that capture has to get right.
 
-Annotations are objects here: TorchScript cannot read those of attributes as strings.
+Annotations are evaluated here: TorchScript cannot read annotations of attributes as strings.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union  # noqa: UP035
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class ShapeLoop(nn.Module):
-    """Loops and branches on sizes, flags and dtypes, with numbers carried along."""
+    """Loops and branches on sizes, flags and dtypes, with carried numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Structures(nn.Module):
 
 
 class TensorAttributes(nn.Module):
-    """Tensors outside of parameters and buffers, in a list too; literals; a buffer unsaved."""
+    """Tensors that are not registered, also in a list; literals; a non-persistent buffer."""
 
     tables: List[Tensor]
 
@@ -134,7 +134,7 @@ class Indexing(nn.Module):
 
 
 class Arithmetic(nn.Module):
-    """Python's numbers and strings, whose TorchScript operators are not the dispatcher's."""
+    """Python numbers and strings; TorchScript's operators on them are not the dispatcher's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class ShapeFromValues(nn.Module):
 
 
 class SplitByValues(nn.Module):
-    """Lengths of one part only: torch.export knows that it is all of them."""
+    """A split into one part only, whose length torch.export knows."""
 
     def forward(self, x: Tensor) -> Tensor:
         bounds = torch.zeros(1, dtype=torch.long), (x > 2).sum()[None] + x.shape[0]
@@ -213,7 +213,7 @@ class SplitByValues(nn.Module):
 
 class ChecksArguments(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # `torch.compile` turns the default off, for the whole process.
+        # `torch.compile` turns validation off by default, for the whole process.
         return torch.distributions.Normal(x, x.exp(), validate_args=True).log_prob(x)
 
 
@@ -341,7 +341,7 @@ class Cached(nn.Module):
 
 
 class CachedByDevice(Cached):
-    """As LeViT keeps the biases of its attention."""
+    """Keys with a device, as LeViT uses for the biases of its attention."""
 
     def forward(self, x: Tensor) -> Tensor:
         cache = {**self.cache}

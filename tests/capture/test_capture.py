@@ -1,4 +1,4 @@
-"""Whatever is captured computes what eager PyTorch computes, or says why it cannot be."""
+"""Captured programs compute the same as eager PyTorch, or capture gives a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ X = (2, 4)
 def _check(
     callable_: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], method: str
 ) -> Program:
-    """Capture, export and run a program, which must give what eager gives."""
+    """Capture, export and run a program, and compare it with eager."""
     program = capture(callable_, args, kwargs)
     assert program.method == method, program.reason
     assert (program.reason is None) == (method == "torchscript")
@@ -229,8 +229,8 @@ class _Anonymous(nn.Module):
         return nn.functional.pad(first, [1, 1]) - nn.functional.silu(second).sum()
 
 
-def test_parameters_of_one_name_are_told_apart() -> None:
-    """A trace calls both what ``torch.nn.functional`` calls its parameter."""
+def test_parameters_of_one_name_are_distinguished() -> None:
+    """A trace names both after a parameter in ``torch.nn.functional``."""
     args = torch.rand(3), torch.rand(3)
     traced = torch.jit.trace(_Anonymous().eval(), args)
     assert [parameter.name for parameter in traced.forward.schema.arguments[1:]] == ["input"] * 2  # type: ignore[attr-defined]
@@ -382,7 +382,7 @@ def test_forward_finds_registered_modules_in_a_list_or_a_closure(inference: None
             layer = self.layer
             self.last = lambda x: layer(x) - 1
 
-        def forward(self, x: torch.Tensor, *rest: object) -> torch.Tensor:  # not for TorchScript
+        def forward(self, x: torch.Tensor, *rest: object) -> torch.Tensor:  # not scriptable
             for layer in self.layers:
                 x = layer(x).relu()
             return self.last(x)

@@ -1,4 +1,4 @@
-"""Programs that draw random numbers draw those of eager PyTorch, or run in it."""
+"""Programs that draw random numbers draw the same as eager PyTorch, or run in eager."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def quiet(net, x):
 
 
 def stream(net: Net, module: Callable[..., torch.Tensor], x: torch.Tensor) -> list[torch.Tensor]:
-    """Return two results, the gradients of the second, and what is drawn after them."""
+    """Return two results, the gradients of the second, and numbers drawn afterwards."""
     net.zero_grad()
     torch.manual_seed(3)
     results = [module(x), module(x)]

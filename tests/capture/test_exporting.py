@@ -1,4 +1,4 @@
-"""What ``torch.export`` cannot record, and the reason that is given."""
+"""Code that ``torch.export`` cannot record, and the reasons given for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_an_operator_that_reads_values_is_named(operator: str) -> None:
         function(torch.eye(3))
 
 
-def test_what_a_graph_module_asks_is_seen() -> None:
+def test_questions_of_a_graph_module_are_noticed() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     offset = graph.call_method("storage_offset", (x,))

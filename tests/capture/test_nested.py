@@ -26,7 +26,7 @@ class Encoder(nn.Module):
 
 
 class Recorded(Encoder):
-    def forward(self, x, padding, *_):  # which TorchScript does not know
+    def forward(self, x, padding, *_):  # TorchScript refuses star arguments
         return self.encoder(x, src_key_padding_mask=padding)
 
 
@@ -35,7 +35,7 @@ class OwnLayer(nn.TransformerEncoderLayer):
 
 
 def paddings(length: int) -> list[torch.Tensor]:
-    """None, on the right, a whole sequence, on the left, and both sides."""
+    """No padding; padding on the right, of a whole sequence, on the left, and on both sides."""
     places = torch.arange(length)
     limits = [(0, 9), (0, 3), (0, 0), (2, 9), (1, 3)]
     return [((places < a) | (places >= b)).expand(2, -1).clone() for a, b in limits]
@@ -51,7 +51,7 @@ def test_padding_on_the_right_is_zeroed_by_the_same_program(make: Any, inference
         torch.testing.assert_close(fast(x, padding), net(x, padding))
     assert fast.cache_info().builds == 1
     added = torch.zeros(2, 5).masked_fill(paddings(5)[1], -2.0)
-    torch.testing.assert_close(fast(x, added), net(x, added))  # eager ignores such places as well
+    torch.testing.assert_close(fast(x, added), net(x, added))  # eager ignores these positions, too
 
 
 def test_lengths_of_padded_batches_share_a_program(inference: None) -> None:

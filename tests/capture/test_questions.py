@@ -1,4 +1,4 @@
-"""Code that asks about its surroundings hears what eager PyTorch would tell it."""
+"""Code that asks about its surroundings gets the same answers as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_answers_match_eager(cls: type[Asking]) -> None:
         assert got.requires_grad == expected.requires_grad
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which say why some run in eager
+        warnings.simplefilter("ignore")  # about those that run in eager
         check(x)
         with torch.no_grad():
             check(x)
@@ -226,9 +226,9 @@ def test_answers_match_eager(cls: type[Asking]) -> None:
         check(x)
 
 
-def test_a_question_that_a_call_does_not_ask_is_no_reason_for_eager() -> None:
+def test_a_question_that_a_call_does_not_ask_does_not_lead_to_eager() -> None:
     class Cached(nn.Module):
-        """Asks in one of two ways to run."""
+        """Asks about a tensor in one of its branches."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -257,7 +257,7 @@ class AssignsData(Asking):
 
 
 class AssignsDataOfAnArgument(Asking):
-    def forward(self, x, **_):  # not for TorchScript
+    def forward(self, x, **_):  # TorchScript refuses star arguments
         x.data = x * 2
         return x + self.w
 
@@ -422,7 +422,7 @@ def test_grad_mode_is_ignored_unless_queried() -> None:
             super().__init__()
             self.linear = nn.Linear(4, 4)
 
-        def forward(self, x, *rest):  # which TorchScript does not know
+        def forward(self, x, *rest):  # TorchScript refuses star arguments
             with torch.no_grad():
                 y = self.linear(x)
             return y + self.linear(x).detach()
@@ -438,7 +438,7 @@ def test_grad_mode_is_ignored_unless_queried() -> None:
     assert fast.cache_info().misses == 3
 
 
-def test_torchs_own_layers_are_trusted_and_methods_are_told_from_attributes() -> None:
+def test_torchs_own_layers_are_trusted_and_methods_are_distinguished_from_attributes() -> None:
     layers = nn.Sequential(nn.Upsample(scale_factor=2), nn.Linear(4, 4))
     assert question_of(reached(layers)) is None
     assert question_of(reached(Scripting())) == "is_scripting"

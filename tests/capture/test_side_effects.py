@@ -1,4 +1,4 @@
-"""What forward does besides computing happens once a call, from the first call on."""
+"""Side effects of forward happen once per call, from the first call on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PrintingInAWrapper(Layers):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         try:
             print("rows", inputs[0].shape[0])  # noqa: T201
-        except Exception:  # whatever it is
+        except Exception:  # of any kind
             SEEN.append("an error")
         return self.last(self.first(inputs[0]).relu())
 
@@ -106,7 +106,7 @@ class Tally:
 
 
 class Holding(Layers):
-    """Counts its calls in something that it holds."""
+    """Counts its calls in an object that it holds."""
 
     classes = 0
 
@@ -153,7 +153,7 @@ class Advancing(Layers):
 
 
 class CountingInANestedList(Layers):
-    """Scripts."""
+    """Can be scripted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def _nothing_seen() -> None:
 
 
 def called(module: nn.Module, times: int = 3) -> Any:
-    """Return a decorated module that was called, after each call with the right result."""
+    """Call a decorated module some times, check each result, and return the module."""
     fast = decorate(module.eval(), cache=False)
     with torch.no_grad():
         results = [fast(X) for _ in range(times)]
@@ -190,7 +190,7 @@ def called(module: nn.Module, times: int = 3) -> Any:
 
 
 def eager(module: nn.Module) -> torch.Tensor:
-    """Return the result of a call without what is not computed."""
+    """Return the result of a call, without its side effects."""
     layers: Any = getattr(module, "inner", module)
     x = module.before(X) if hasattr(module, "before") else X  # type: ignore[operator]
     return layers.last(layers.first(x).relu())
@@ -407,7 +407,7 @@ def test_strict_refuses_them() -> None:
 
 
 class Unsized(tuple[int, ...]):
-    """A tuple as those of e3nn, whose length is not defined."""
+    """A tuple without a length, as in e3nn."""
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""A twin shares tensors with its module, and nothing that either could write to."""
+"""A twin shares tensors with its module, but nothing else that either could change."""
 
 from typing import Any
 
@@ -83,7 +83,7 @@ def test_changes_are_named() -> None:
 
 
 class Recording(nn.Module):
-    """As transformers' models do: the first forward that needs them installs hooks."""
+    """Installs hooks in the first forward that needs them, as models of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ def test_hooks_passing_outputs_on_are_recorded() -> None:
 
 
 class Named(nn.Module):
-    """Knows what to do by the name of its class, as transformers' models do."""
+    """Depends on the name of its class, as models of transformers do."""
 
     def forward(self, x: Tensor, *_: Tensor) -> Tensor:
         return x * KNOWN.get(str(type(self)), 0)
@@ -127,11 +127,11 @@ def test_recorded_module_keeps_its_class_name() -> None:
 
 
 class Detector(nn.Module):
-    """Its class has the attribute, too, as the heads of YOLO have ``anchors``."""
+    """Has an attribute in both instance and class, like ``anchors`` in YOLO's heads."""
 
     anchors = torch.empty(0)
 
-    def forward(self, x, *rest):  # which TorchScript does not know
+    def forward(self, x, *rest):  # TorchScript refuses star arguments
         if self.anchors.shape != x.shape:
             self.anchors = torch.ones_like(x) * 2
         return x * self.anchors

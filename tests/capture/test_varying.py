@@ -1,4 +1,4 @@
-"""Sizes that are symbols in what is recorded."""
+"""Sizes that are symbols in recorded programs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tvmify.torch_compat.symbols import identities_of
 
 
 class Pair(nn.Module):
-    """Scripts; takes two tensors whose sizes have nothing to do with each other."""
+    """Can be scripted; takes two tensors with unrelated sizes."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + 1, y * 2
 
 
 class Unscripted(Pair):
-    """Has to be recorded: TorchScript knows no star arguments."""
+    """Has to be recorded, since TorchScript refuses star arguments."""
 
     def forward(self, *tensors: Any, **more: Any) -> Any:
         return super().forward(*tensors, *more.values())
@@ -35,7 +35,7 @@ class Parity(nn.Module):
 
 
 def shapes(module: nn.Module, args: Any, kwargs: Any, varying: Varying) -> list[tuple[Any, ...]]:
-    """Return the shapes of what the exported program takes."""
+    """Return the shapes of the exported program's inputs."""
     program = capture(module.eval(), args, kwargs, varying).export(args, kwargs, varying)
     values = [n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"]
     return [identities_of(value.shape) for value in values]
@@ -92,8 +92,8 @@ def test_sizes_are_numbers_to_forward(function: Callable[..., Any]) -> None:
 
 
 @torch.no_grad()
-def test_programs_that_differ_in_what_they_assume_are_told_apart() -> None:
-    """An assertion about a size is no operator, but it is part of the program."""
+def test_programs_that_differ_in_their_assumptions_are_distinguished() -> None:
+    """An assertion about a size is not an operator, but part of the program."""
 
     def limited(x: torch.Tensor, **_: Any) -> torch.Tensor:
         assert x.shape[0] < 6, f"got {x.shape}"

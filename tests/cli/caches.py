@@ -1,4 +1,4 @@
-"""A cache directory with small entries that no compiler made."""
+"""A cache directory with small fake entries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPORT = {
 
 
 def add(directory: Path, age: float = 0.0, library: bytes = b"code", **entries: Any) -> Key:
-    """Store an entry that was built, and last used, `age` seconds before the year 2020."""
+    """Store an entry, built and last used `age` seconds before the year 2020."""
     report, shapes = entries.pop("report", REPORT), entries.pop("shapes", None)
     key = Key(ENTRIES | entries)
     artifact = Artifact(

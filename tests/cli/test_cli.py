@@ -56,7 +56,7 @@ def test_output_that_cannot_be_written(arguments: str, cache_directory: Path) ->
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
-def test_a_usage_error_that_nobody_reads() -> None:
+def test_a_usage_error_without_a_reader() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer) as closed:

@@ -17,7 +17,7 @@ from tvmify.torch_compat import versions as supported
 
 
 def found(*options: object) -> dict[str, dict[str, Any]]:
-    """Return the findings by their subjects, without a compilation."""
+    """Return the findings by subject, without compiling anything."""
     document = json.loads(run("doctor", "--quick", "--json", *options).output)
     return {finding["subject"]: finding for finding in document["findings"]}
 
@@ -30,7 +30,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_working_installation_passes(
     cache_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # of a checkout that is not installed
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))  # for a checkout that is not installed
     add(cache_directory)
     result = run("doctor", "--cache", cache_directory)
     assert result.exit_code == 0, result.output
@@ -103,7 +103,7 @@ def test_unloadable_native_library_is_reported(monkeypatch: pytest.MonkeyPatch) 
     def refuse() -> str:
         raise NativeLibraryError("built for another")
 
-    # As an import would raise that nobody has done yet.
+    # A module whose import raises.
     broken = types.ModuleType("tvmify.runtime.native")
     broken.__getattr__ = lambda _: refuse()  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "tvmify.runtime.native", broken)

@@ -1,4 +1,4 @@
-"""Compile for a GPU where there is none: to a cubin, or as far as the CPU can run the rest."""
+"""Compile for a GPU without one: to a cubin, or so that the CPU can run the program."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tvmify.torch_compat.silence import silenced
 
 needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
 
-#: How a fatbin begins, and its names of the forms of code.
+#: The magic number of a fatbin, and its numbers for the forms of code.
 _FATBIN = b"\x50\xed\x55\xba\x01\0"
 _FORMS = {1: "ptx", 2: "elf"}
 
 
 class _Prefers:
-    """A database that has been told long ago which form of all products is faster."""
+    """A database in which one form is the faster one for all products."""
 
     def __init__(self, form: str) -> None:
         self.form = form
@@ -43,7 +43,7 @@ class _Prefers:
 
 
 class Kernels(dict[str, str]):
-    """Says that kernels were measured faster, for any product."""
+    """Fake measurements by which kernels are faster for any product."""
 
     def get(self, workload: str, default: Any = None) -> str:
         return "kernel"
@@ -67,7 +67,7 @@ def exported(program: Callable[..., Any], *args: Any) -> torch.export.ExportedPr
 
 
 def cross_built(program: Callable[..., Any], *args: Any, arch: str = "sm_80") -> Artifact:
-    """Compile a module, or a function, for a GPU; there is one fatbin, of that architecture."""
+    """Compile a module or function for a GPU, and check that it has one fatbin for it."""
     artifact = compile(exported(program, *args), gpu(arch))
     generation = int(arch.strip("sm_af"))
     assert sorted(code_of(artifact.library)) == [("elf", generation), ("ptx", generation)]
@@ -79,7 +79,7 @@ def cross_built(program: Callable[..., Any], *args: Any, arch: str = "sm_80") ->
 def code_of(library: bytes) -> list[tuple[str, int]]:
     """The form and the architecture of all code in the fatbins of a library.
 
-    After their mark, version and size come entries, each with a header and then its code.
+    A fatbin has a magic number, version and size, then entries of a header and code.
     """
     found = []
     at = library.find(_FATBIN)
@@ -103,7 +103,7 @@ def kernels_on_cpu(source: str, folder: Path) -> Path:
         f" {{ emulated::launch<{name}>(values, sizes); }}\n"
         for name in sorted(set(re.findall(r"(\w+_kernel)\(", source)))
     )
-    number = len(list(folder.iterdir()))  # a path that was loaded once stays what it was
+    number = len(list(folder.iterdir()))  # a path that was loaded once is not loaded again
     written, built = folder / f"kernels{number}.cpp", folder / f"kernels{number}.so"
     header = Path(__file__).parent / "cuda_on_cpu.h"
     written.write_text(f'#include "{header}"\n{source}\n{launches}')
@@ -113,7 +113,7 @@ def kernels_on_cpu(source: str, folder: Path) -> Path:
 
 
 def on_cpu(program: Callable[..., Any], *args: Any) -> Artifact:
-    """Compile for a GPU, but schedule and build for this CPU: ATen computes what it would there."""
+    """Compile for a GPU, but schedule and build for this CPU, with the same calls of ATen."""
     from tvmify.compiler.environment import prepare_tvm
 
     prepare_tvm()

@@ -27,7 +27,7 @@ class Residual(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's, as most write it: projections of their own, and a mask."""
+    """A typical transformer block, with separate projections and a mask."""
 
     def __init__(self, size: int = 32, heads: int = 4) -> None:
         super().__init__()

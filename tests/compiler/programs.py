@@ -1,4 +1,4 @@
-"""Compile a module or a function, run it, and hold it against eager."""
+"""Compile a module or a function, run it, and compare it with eager."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def compiled(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact
 
 
 def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[str, str]]:
-    """Return the functions that would be built, less what LLVM takes, and the rule of each kernel.
+    """Return the functions before the passes for LLVM, and the rule of each kernel.
 
-    Kernels have a rule each before small ones of them become one function.
+    Small kernels are merged into one function only after they have their rules.
     """
     prepare_tvm()
     from tvmify.compiler import pipeline
@@ -80,7 +80,7 @@ def executed(artifact: Artifact, program: Callable[..., Any], *args: Any, **kwar
     executor.bind(weights, PackedWeights(), state)
     leaves, _ = flatten(args, kwargs)
     result = executor.call()(leaves)
-    if result is NotImplemented:  # a call that fails is left to eager: this raises what it raised
+    if result is NotImplemented:  # a call that fails goes to eager: raise its error
         executor.compiled.forward([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
     return result
 
@@ -95,7 +95,7 @@ def check_values(
 
 
 def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
-    """Compile, run, compare with eager and float64; TVM has to compute, and schedule, all of it."""
+    """Compile, run, compare with eager and float64; nothing is bridged or unscheduled."""
     artifact = compiled(program, *args, **kwargs)
     check_values(artifact, program, *args, **kwargs)
     assert artifact.report["unscheduled"] == 0, artifact.report["kernels"]
@@ -104,7 +104,7 @@ def check(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
 
 
 def is_fused(artifact: Artifact) -> bool:
-    """Whether the program has attention as one kernel."""
+    """Whether attention is one kernel in the program."""
     return "attention" in artifact.report["kernels"].values()
 
 
@@ -114,7 +114,7 @@ def check_each(functions: dict[str, Callable[..., Any]], *args: Any) -> Artifact
 
 
 def with_specials(*shape: int) -> torch.Tensor:
-    """Random numbers among which there are NaN, both infinities and both zeros."""
+    """Random numbers that include NaN, both infinities and both zeros."""
     x = torch.randn(*shape)
     flat = x.view(-1)
     for start, value in enumerate((float("nan"), float("inf"), float("-inf"), 0.0, -0.0)):

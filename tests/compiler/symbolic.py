@@ -68,7 +68,7 @@ def build(
     weights
         Arrays of their shapes and dtypes.
     hint, most
-        Of each symbol.
+        The hint and the largest value of each symbol.
     """
     symbols: dict[str, tirx.Var] = {}
 
@@ -108,7 +108,7 @@ def check(
     *,
     tolerance: float = 3e-6,
 ) -> None:
-    """Run a program, and hold it against float64; the tolerance is relative to the largest."""
+    """Run a program, and compare it with float64; the tolerance is relative to the largest."""
     wide = [a if a.dtype.kind in "biu" else a.astype(np.float64) for a in (*inputs, *weights)]
     expected = reference(*wide)
     expected = expected if isinstance(expected, tuple) else (expected,)

@@ -1,4 +1,4 @@
-"""One package has the measured numbers, with their sources; rules hold none of their own."""
+"""One package has all measured numbers with their sources; rules contain none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = FOLDER.parents[2]
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git prints in this checkout; None if it fails."""
+    """Return the output of git in this checkout; None if it fails."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
     command = ["git", "-C", str(ROOT), *arguments]
@@ -67,13 +67,13 @@ def test_no_number_is_unused() -> None:
     assert not [name for name in NUMBERS if not re.search(rf"\b{re.escape(name)}\b", text)]
 
 
-def test_what_was_found_is_on_the_page_of_constants() -> None:
+def test_findings_are_on_the_page_of_constants() -> None:
     page = (ROOT / "docs/measurements/constants.md").read_text()
     run = [name for name, number in NUMBERS.items() if number.source.command]
     assert not [name for name in run if f"`{name}`" not in page]
 
 
-#: Numbers of the modules of kernels that are no costs, by what they are.
+#: Numbers in modules of kernels that are not costs, by what they are.
 NO_COSTS = {
     "limits that keep results accurate": """
         attention/rows.py:_LONGEST common/sums.py:LONGEST_SUM
@@ -101,7 +101,7 @@ NO_COSTS = {
 
 
 def _is_number(node: ast.expr) -> bool:
-    """Whether an expression consists of numbers alone."""
+    """Whether an expression consists of numbers only."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
     if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Tuple)):

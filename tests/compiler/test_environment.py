@@ -12,7 +12,7 @@ from tvmify import BuildError
 from tvmify.compiler.environment import prepare_tvm
 
 
-def test_tvm_without_its_compiler_is_told_from_a_fault_of_a_program(
+def test_tvm_without_its_compiler_is_distinguished_from_a_fault_of_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare_tvm.cache_clear()

@@ -17,7 +17,7 @@ from tvmify.compiler.pipeline import schedule
 
 _NAMES = """acos acosh asin asinh atan atanh cos cosh erf exp exp2 expm1 log log10 log1p log2 rsqrt
 sigmoid sin sinh tan tanh""".split()
-#: Functions that are odd, of which -0 is -0.
+#: Odd functions, whose value at -0 is -0.
 _ODD = "asin asinh atan atanh erf expm1 log1p sin sinh tan tanh".split()
 _SPECIAL = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 1e-45, -1e-45, 1.2e-38, 3.4e38, -3.4e38]
 #: Where exp overflows, becomes denormal and becomes zero; where functions change method.
@@ -75,7 +75,7 @@ def _arguments():
 
 
 def _assert_two_units(actual, exact):
-    """NaN, infinities and signs of zero are exact, the rest is off by two units and a rounding.
+    """NaN, infinities and signs of zero are exact; other errors are two units and a rounding.
 
     `exact` has more digits than `actual`.
     """
@@ -166,7 +166,7 @@ def test_functions_of_two_arguments(name, target):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_remainders_are_exact(dtype, target):
-    """Of any two numbers, and where the quotient is just below, at or above a whole number."""
+    """For any two numbers, and for quotients just below, at or above an integer."""
     generator = np.random.default_rng(2)
     x, y = generator.permutation(_arguments()), generator.permutation(_arguments())
     divisors = generator.standard_normal(10_000).astype(dtype)
@@ -200,7 +200,7 @@ def test_signs_of_zero_are_kept(name):
 
 
 def test_huge_argument_does_not_affect_neighbours():
-    """One lane for the C library: the others of its vector come out as without it."""
+    """The C library computes one lane; the others of its vector are the same as without it."""
     x = np.linspace(-5, 5, 32).astype("float32")
     x[3] = 1e10
     np.testing.assert_allclose(_run(tirx.sin, NATIVE, x), np.sin(x.astype("float64")), atol=1e-6)

@@ -1,4 +1,4 @@
-"""Tiles that fit the processor, read from nothing but the target."""
+"""Tiles that fit the processor, derived from the target only."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_units_of_models(mcpu, units):
         ({"mcpu": "neoverse-n1"}, 64, 1024, 2),
         ({"mcpu": "neoverse-v1"}, 64, 1024, 4),
         ({"mcpu": "apple-m1"}, 128, 2048, 4),
-        # What code for a machine says of it: Neoverse N1, V1, N2 and A64FX.
+        # The features in targets for these machines: Neoverse N1, V1, N2 and A64FX.
         ({"mattr": ["+dotprod", "+neon"]}, 64, 512, 2),
         ({"mattr": ["+bf16", "+i8mm", "+sve"]}, 64, 1024, 4),
         ({"mattr": ["+bf16", "+i8mm", "+sve", "+sve2"]}, 64, 1024, 2),

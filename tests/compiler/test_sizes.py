@@ -1,4 +1,4 @@
-"""Sizes that are numbers or expressions."""
+"""Sizes, as numbers and as expressions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_later_trials_use_distinct_symbol_values() -> None:
 
 
 def test_variables_of_different_sizes_have_different_names() -> None:
-    """By its name a symbol is known: of one name, two would be taken for one."""
+    """A symbol is identified by its name: two with the same name would be confused."""
     own = sizes.Variables()
     more, less = own.of([S + 1, S - 1])
     assert not sizes.same(more, less)

@@ -1,4 +1,4 @@
-"""Random layers agree with eager, by random candidates; `make programs` draws more of them."""
+"""Random layers with random candidates agree with eager; `make programs` draws more of them."""
 
 from __future__ import annotations
 

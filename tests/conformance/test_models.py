@@ -1,4 +1,4 @@
-"""Some architectures of ``make models``, and what that command makes of its results."""
+"""Some architectures of ``make models``, and how that command reports its results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from conformance.models import read, summary
 from conformance.trial import SIZES, Trial, attempt
 
 
-# Others, such as BERT, GPT-2 and Llama, have tests of their own.
-@pytest.mark.filterwarnings("ignore")  # of transformers
+# Others, such as BERT, GPT-2 and Llama, have their own tests.
+@pytest.mark.filterwarnings("ignore")  # raised by transformers
 @pytest.mark.parametrize("name", ["t5", "wav2vec2"])
 def test_architecture(name: str) -> None:
     pytest.importorskip("transformers")

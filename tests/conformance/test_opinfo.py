@@ -1,4 +1,4 @@
-"""A fixed part of PyTorch's operator samples, and every one that ever failed."""
+"""A fixed part of PyTorch's operator samples, and every sample that ever failed."""
 
 from __future__ import annotations
 

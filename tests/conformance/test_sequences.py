@@ -16,7 +16,7 @@ from conformance.programs import explore
 from conformance.sequences import SEQUENCES, SeededEvent, Setup, check
 
 PLAIN = Setup("Options", training=False, options=())
-#: Changes that compile a lot, or have tests of their own.
+#: Changes that compile a lot, or have their own tests.
 SLOW = ("save_and_load", "warm_up", "transform", "convert", "parametrize_weight", "tie_weights")
 
 

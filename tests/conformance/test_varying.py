@@ -17,7 +17,7 @@ def test_random_programs_of_varying_sizes_match_eager() -> None:
     assert served >= 0.7 * sum(counts.values()), counts
 
 
-def test_all_tensors_of_a_size_are_resized_if_eager_takes_them() -> None:
+def test_all_tensors_of_a_size_are_resized_if_eager_accepts_them() -> None:
     def resized(*steps: Step) -> Resized:
         inputs = (
             Input((3, 4), torch.float32, "contiguous", seed=0, special=False),

@@ -1,4 +1,4 @@
-"""Caches of transformers among the arguments: taken apart, put back, and generation with them."""
+"""Caches of transformers as arguments: flattened, restored, and used in generation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from tvmify import tvmify as decorate
 from tvmify.decorate.caches import GrowingCache, take_apart
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by transformers
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def small(transformers: Any) -> Any:
     sizes = {"vocab_size": 96, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
     tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
     network = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens)).eval()
-    for weight in network.parameters():  # so that every token follows from all before it
+    for weight in network.parameters():  # so that every token depends on all before it
         torch.nn.init.normal_(weight, std=0.2)
     return network
 

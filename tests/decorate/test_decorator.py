@@ -362,7 +362,7 @@ def test_functions_for_decorated_objects_refuse_others() -> None:
 
 
 def test_scripting_does_not_mix_up_decorated_parts(inference: None) -> None:
-    """While it scripts, torch.jit knows modules by their addresses, also those that are gone."""
+    """While scripting, torch.jit identifies modules by address, also deleted ones."""
     for count in range(2, 12):
         net = nn.Sequential(*(Bare(4) for _ in range(count))).eval()
         expected = functools.reduce(lambda x, part: torch.relu(part.linear(x)) + 1, net, X)
@@ -415,7 +415,7 @@ def test_mismatched_target_runs_eager_with_a_warning(inference: None) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_a_module_with_an_overloaded_forward(kind: type[nn.Module]) -> None:
-    # TorchScript makes forward__0 and forward__1 of it, and no forward
+    # TorchScript compiles it to forward__0 and forward__1, without a forward
     module = kind(4, 8).eval()
     fast = decorate(module, strict=True)
     x = torch.randn(5, 2, 4)

@@ -1,4 +1,4 @@
-"""What ``generate`` of transformers calls besides the module runs compiled, too."""
+"""Other modules that ``generate`` of transformers calls run compiled, too."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from tvmify import tvmify as decorate
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by transformers
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def network() -> Any:
     tokens = {"pad_token_id": 0, "eos_token_id": None, "decoder_start_token_id": 0}
     config = transformers.T5Config(**sizes, **tokens, num_heads=2)
     network = transformers.T5ForConditionalGeneration(config).eval()
-    for weight in network.parameters():  # so that every token follows from the whole text
+    for weight in network.parameters():  # so that every token depends on the whole text
         torch.nn.init.normal_(weight, std=0.3)
     return network
 
@@ -114,7 +114,7 @@ def test_decoder_that_generates_by_itself_is_compiled() -> None:
 
 
 class Wrapper(nn.Module):
-    """Has the ``generate`` of an inner model, by way of another module."""
+    """Calls ``generate`` of an inner model through another module."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def test_inner_model_that_generates_is_compiled(decoder: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_inner_encoder_of_what_generates_is_compiled(network: Any) -> None:
+def test_inner_encoder_of_a_generating_model_is_compiled(network: Any) -> None:
     fast = decorate(Wrapper(network).eval(), cache=False, compare=False, strict=True)
     given = text(7)
     assert torch.equal(fast.generate(**given), network.generate(**given))

@@ -175,7 +175,7 @@ def test_inside_of_another_module(kind: type[Plain], inference: None) -> None:
 
 
 @pytest.mark.parametrize("signature", [[(2, 4), (3, 4)], [], {"y": (2, 4)}])
-def test_warm_up_refuses_what_is_no_call(signature: Any) -> None:
+def test_warm_up_refuses_values_that_are_not_calls(signature: Any) -> None:
     for fast in (decorate(nn.Sequential(nn.Linear(4, 4)).eval()), decorate(lambda x: x + 1)):
         with pytest.raises(WarmUpError, match=r"argument.*signature of its own"):
             fast.warmup(signature)

@@ -1,4 +1,4 @@
-"""Steps with a `DynamicCache`: written in place, and nobody who holds a tensor of it can tell."""
+"""Steps with a `DynamicCache` write in place; other references to its tensors see no change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tests.decorate.test_caches import small
 from tvmify import tvmify as decorate
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
+pytestmark = pytest.mark.filterwarnings("ignore")  # raised by transformers
 TOKENS = torch.tensor([[5, 6, 7, 8, 9], [5, 7, 9, 11, 13]])
 
 
@@ -134,7 +134,7 @@ def test_inference_tensors_are_written_in_their_mode_only(networks: Any) -> None
             fast(TOKENS[:, :1], past_key_values=cache)
         places.add(cache.layers[0].keys.data_ptr())
     assert len(places) == 1
-    with torch.no_grad():  # outside of the mode, nobody may write to a tensor of it
+    with torch.no_grad():  # tensors of inference mode cannot be written outside of it
         fast(TOKENS[:, :1], past_key_values=cache)
     assert cache.layers[0].keys.data_ptr() not in places
     assert cache.get_seq_length() == 8

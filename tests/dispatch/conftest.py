@@ -1,4 +1,4 @@
-"""What several tests of the dispatcher use."""
+"""Fixtures for several tests of the dispatcher."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def captured(count_calls: Callable[..., list[Any]]) -> list[int]:
 
 @pytest.fixture
 def pair() -> tuple[Any, Scaled]:
-    """A compiled module that was called once, and the eager one it shares its parts with."""
+    """A compiled module that was called once, and the eager one that shares its parts."""
     plain = Scaled().eval()
     fast = decorate(plain, strict=True)
     with torch.no_grad():

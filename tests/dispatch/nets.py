@@ -1,4 +1,4 @@
-"""Small modules that several tests of the dispatcher call."""
+"""Small modules for several tests of the dispatcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Scaled(nn.Module):
-    """A module with one of each kind of thing that can change later."""
+    """A module with one of each kind of state that can change later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether compiled code is used: what is called for that on a GPU, and what is set meanwhile."""
+"""The decision to use compiled code: its calls on a GPU, and PyTorch's settings meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmify.errors import BuildError
 
 
 class Program:
-    """One for a GPU that takes down whether cuDNN timed its algorithms in each call."""
+    """A fake program for a GPU that records whether cuDNN timed its algorithms in each call."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, verdicts: dict[str, Any]) -> None:
         self.benchmarked: list[bool] = []

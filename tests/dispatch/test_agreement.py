@@ -1,4 +1,4 @@
-"""Whether compiled code computes what eager PyTorch does; what becomes of code that does not."""
+"""Whether compiled code agrees with eager PyTorch, and what happens if it does not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Doubled(nn.Module):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the dispatcher believe that tensors are on a GPU."""
+    """Make the dispatcher treat tensors as if they were on a GPU."""
     monkeypatch.setattr(Compiled, "gpu_of", lambda *_: 0)
     compare = lambda run, eager, _: computes_the_same(run, eager)  # noqa: E731
     monkeypatch.setattr(acceptance, "computes_the_same", compare)

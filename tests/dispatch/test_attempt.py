@@ -1,4 +1,4 @@
-"""What a miss logs: its key, entry by entry, its stages, and its outcome."""
+"""The log of a miss: its key, text by text, its stages, and its outcome."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_key_entries_and_stages_are_logged_not_printed(
         logged = caplog.text
         caplog.clear()
         net(X)
-        assert not caplog.records  # a hit says nothing
+        assert not caplog.records  # a hit logs nothing
     assert capfd.readouterr() == ("", "")
     (key,) = (line.split()[-1] for line in str(net.explain()).splitlines() if "key: " in line)
     assert f"Linear: key {key}" in logged

@@ -135,4 +135,4 @@ def test_explain_names_the_nearest_older_entry() -> None:
     again: Any = decorate(Minus().eval())
     with torch.no_grad():
         again(X, X)
-    assert "nearest" not in str(again.explain())  # nothing was missed
+    assert "nearest" not in str(again.explain())  # there was no miss

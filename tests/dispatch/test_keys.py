@@ -62,7 +62,7 @@ def key(
     unpacked: tuple[str, ...] = (),
     **options: Any,
 ) -> Key:
-    """Return the key of a call in which all that is not given is always the same."""
+    """Return the key of a call; arguments that are not given have fixed values."""
     torch.manual_seed(0)
     program = capture((net or Net()).eval(), (torch.zeros(2, 4),), {})
     signature = Signature.of(args, kwargs or {})
@@ -76,7 +76,7 @@ def shared() -> dict[str, torch.Tensor]:
     return {"a": weight, "b": weight}
 
 
-#: The entry of the key, and what is given otherwise.
+#: A text of the key, and the argument that changes it.
 GIVEN: list[tuple[str, dict[str, Any]]] = [
     ("program", {"net": Gelu()}),
     ("program", {"net": Rewired()}),
@@ -189,13 +189,13 @@ def test_the_form_of_artifacts_and_the_compiler_count(
 
 
 def on(device: str) -> Signature:
-    """A call with a tensor on a device that need not be there."""
+    """The signature of a call with a tensor on a device that may not exist."""
     return Signature("structure", (TensorSpec((2, 4), device=torch.device(device)), "int 2"))
 
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The version of a driver that need not be there, in a list to change it."""
+    """The version of a fake driver, in a list so that tests can change it."""
     version = ["13.0"]
     monkeypatch.setattr(keys, "_driver_version", lambda: version[0])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda gpu: f"GPU {gpu.index}")
@@ -298,7 +298,7 @@ def test_key_ignores_runtime_options_weights_and_strides() -> None:
     assert usual == key(cuda_graph=True)
     weights = {"a": torch.ones(4, 4), "b": torch.ones(4, 4)}
     assert usual == key(weights=weights, args=(torch.ones(2, 4),))
-    # Code reads a contiguous copy of what is not.
+    # Code reads a contiguous copy of other tensors.
     assert usual == key(args=(torch.zeros(4, 2).t(),))
 
 
@@ -345,7 +345,7 @@ def test_code_without_pytorch_calls_is_shared_across_versions(
     theirs = key()
     assert keys.key_of(ours, plain) == keys.key_of(theirs, plain) == keys.key_for_any_torch(ours)
     assert keys.key_of(ours, calling) != keys.key_of(theirs, calling)
-    # Whoever asks why something was built is not told of a version that does not matter.
+    # A version that does not matter is not a difference.
     assert theirs.differences(keys.key_of(ours, plain)) == []
 
 

@@ -10,81 +10,19 @@ import torch
 from torch import nn
 
 from tests.cache.programs import artifact_of, key_of
-from tests.cache.test_locks import holder
 from tvmify import TvmifyWarning, tvmify
 from tvmify.artifact import Artifact
 from tvmify.cache import ANY_TORCH, DiskCache, Key
 from tvmify.dispatch import load_or_build
-from tvmify.dispatch.load_or_build import build_once
-from tvmify.dispatch.programs import Source
-from tvmify.dispatch.progress import Stages
 from tvmify.options import CompileOptions
-from tvmify.runtime import Executor
 
 KEY = key_of(0)
-
-
-def find(disk: DiskCache) -> Executor | None:
-    artifact = disk.load(KEY)
-    return None if artifact is None else Executor(artifact)
 
 
 def only_entry(disk: DiskCache) -> tuple[Key, Artifact]:
     (stored,) = disk.entries()
     manifest, content = disk.read(stored.digest)
     return manifest.key, manifest.artifact_of(content)
-
-
-def test_build_is_stored_under_the_lock(tmp_path: Path) -> None:
-    disk = DiskCache(tmp_path)
-
-    def build(_: Stages) -> Artifact:
-        assert disk.load(KEY) is None
-        assert (tmp_path / "locks" / f"{KEY.digest[:3]}.lock").exists()
-        return artifact_of(0)
-
-    built = build_once(KEY, disk, find, build, Stages("", False))
-    assert (built.executor.artifact, built.source) == (artifact_of(0), Source.BUILT)
-    loaded = build_once(KEY, disk, find, pytest.fail, Stages("", False))
-    assert (loaded.executor.artifact, loaded.source) == (artifact_of(0), Source.LOADED)
-    assert built.key == loaded.key
-
-
-def test_concurrent_build_of_another_process_is_loaded(tmp_path: Path) -> None:
-    disk, looks = DiskCache(tmp_path), []
-
-    def find_late(disk: DiskCache) -> Executor | None:
-        looks.append(find(disk))
-        disk.store(KEY, artifact_of(0))
-        return looks[-1]
-
-    assert find_late(disk) is None
-    found = build_once(KEY, disk, find_late, pytest.fail, Stages("", False))
-    assert found.source is Source.LOADED
-    assert looks[0] is None
-
-
-def test_lock_timeout_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_or_build, "_LONGEST_WAIT", 1)
-    (tmp_path / "locks").mkdir(mode=0o700)
-    with holder(tmp_path / "locks" / f"{KEY.digest[:3]}.lock") as process:
-        stages = Stages("", False)
-        found = build_once(KEY, DiskCache(tmp_path), find, lambda _: artifact_of(0), stages)
-        assert found.source is Source.BUILT
-        assert stages.seconds["wait"] >= 0.9
-        process.kill()
-
-
-def test_failed_build_leaves_no_entry_and_no_lock(tmp_path: Path) -> None:
-    def fail(_: Stages) -> Artifact:
-        raise ValueError("of the build")
-
-    disk = DiskCache(tmp_path)
-    with pytest.raises(ValueError, match="of the build"):
-        build_once(KEY, disk, find, fail, Stages("", False))
-    with disk.building(KEY.digest, 0) as is_mine:
-        assert is_mine
-    assert disk.entries() == []
 
 
 @pytest.mark.parametrize("library", [b"", b"no library"])
@@ -128,7 +66,7 @@ def test_after_a_rejection_only_other_code_is_loaded(
     key, artifact = only_entry(disk)
     with pytest.warns(TvmifyWarning, match="it failed"):
         load_or_build.reject(key, artifact, RuntimeError("it failed"), CompileOptions.of({}))
-    # A remote cache may go on serving it, or another process have built it again.
+    # A remote cache may still serve it, or another process may have built it again.
     other = dataclasses.replace(artifact, library=artifact.library + b"\0")
     disk.store(key, other if repaired else artifact)
     again = tvmify(copy.deepcopy(net), target="llvm")

@@ -1,4 +1,4 @@
-"""More signatures than the memory cache keeps: what is dropped, what is kept, and where it ends."""
+"""More signatures than the memory cache keeps: evicted and kept ones, and the limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tvmify import tvmify as decorate
 
 
 class Exported(nn.Module):
-    """TorchScript does not know ``**``, so that each signature is captured by itself."""
+    """TorchScript refuses ``**``, so that each signature is captured separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_refusal_outlives_its_eviction(captured: list[int], inference: None) -
 
 
 class Cache:
-    """No container that PyTorch knows."""
+    """Not a container known to PyTorch."""
 
 
 def test_calls_without_a_signature_are_counted_and_explained(inference: None) -> None:

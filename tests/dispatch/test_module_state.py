@@ -1,4 +1,4 @@
-"""What a dispatcher notices: changes of weights, structure and hooks, and by forward itself."""
+"""Changes that a dispatcher notices: of weights, structure and hooks, and by forward itself."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_structure_change_is_detected_without_refresh(
 
 
 class Signed(nn.Module):
-    """Shows the sign of a zero in an attribute, and of one in a list."""
+    """Returns the signs of zeros in an attribute and in a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ def test_a_module_is_freed_with_its_last_reference() -> None:
     with torch.no_grad():
         fast(X)
     weight = weakref.ref(plain.linear.weight)
-    gc.collect()  # what torch.export left behind while this was built
+    gc.collect()  # frees what torch.export left behind
     gc.disable()
     try:
         del fast, plain
@@ -269,7 +269,7 @@ def test_self_modifying_module_runs_eager(
             assert torch.equal(fast(X), net(X))
     assert fast.calls == net.calls
     assert f"changes from call to call ({name})" in str(record[-1].message)
-    assert len(captured) <= 3  # of which two see the change, and one is after the fifth
+    assert len(captured) <= 3  # two see the change, and one is after the fifth
 
 
 class Asks(nn.Module):
@@ -302,7 +302,7 @@ def test_a_module_that_fails_and_changes_itself_is_soon_left(
 
 
 class Grid(nn.Module):
-    """Keeps what follows from the shape of a call, as detectors do. TorchScript refuses it."""
+    """Keeps a value derived from the shape of a call, as detectors do. TorchScript refuses it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ def test_calls_of_alternating_shapes_are_not_captured_each_time(
             x = torch.randn(size, 4)
             torch.testing.assert_close(fast(x), net(x))
         assert len(attempts) == 2
-        for _ in range(3):  # now it stays as it is
+        for _ in range(3):  # now it does not change
             torch.testing.assert_close(fast(x), net(x))
     assert len(attempts) == 3
     assert fast.cache_info().builds == 1
@@ -352,11 +352,11 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.usefixtures("inference")
-def test_what_a_module_calls_is_compiled_if_it_changes_itself_each_time(*, counts: bool) -> None:
+def test_submodules_are_compiled_if_a_module_changes_itself_in_each_call(*, counts: bool) -> None:
     net = Remembers(counts=counts).eval()
     fast: Any = decorate(copy.deepcopy(net), compare=False)
     for step in range(12):
-        if step == 9:  # which are no changes of its own
+        if step == 9:  # these are not changes by forward
             for module in (net, fast):
                 module.calls = 50
                 module.body.weight.mul_(2)
@@ -374,8 +374,9 @@ def test_what_a_module_calls_is_compiled_if_it_changes_itself_each_time(*, count
 
 
 class Anchors(nn.Module):
-    """As torchvision's detectors: each call sets an attribute, the second and later ones to an
-    equal list.
+    """Sets an attribute in each call, from the second on to an equal list.
+
+    Detectors of torchvision do so.
     """
 
     def __init__(self) -> None:
@@ -390,7 +391,7 @@ class Anchors(nn.Module):
 
 
 @pytest.mark.usefixtures("inference")
-def test_what_forward_sets_to_equal_values_is_not_inspected_for_ever(
+def test_attributes_set_to_equal_values_are_not_inspected_forever(
     count_calls: Callable[..., list[Any]],
 ) -> None:
     inspected = count_calls(module_state, "watch")
@@ -414,7 +415,7 @@ def test_what_forward_sets_to_equal_values_is_not_inspected_for_ever(
 
 
 class Supervised(nn.Module):
-    """Keeps what each of its levels finds in one list, as networks for segmentation do."""
+    """Keeps the results of all levels in one list, as segmentation networks do."""
 
     def __init__(self, levels: int, found: list[torch.Tensor]) -> None:
         super().__init__()
@@ -440,7 +441,7 @@ def test_modules_within_one_that_changes_itself_are_not_waited_for_again() -> No
             warnings.simplefilter("ignore", TvmifyWarning)
             torch.testing.assert_close(fast(x := torch.randn(3, 4)), net(x))
         torch.testing.assert_close(fast.found, net.found)
-    assert fast.cache_info().builds == 1  # that of a Linear, which all levels share
+    assert fast.cache_info().builds == 1  # a Linear, whose program all levels share
     assert "Supervised.inner.inner.inner.body" in str(fast.explain())
 
 

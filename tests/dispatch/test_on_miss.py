@@ -1,4 +1,4 @@
-"""What a call does when no cache has its program."""
+"""Calls whose program is in no cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class OnDemand(Worker):
-    """A worker that works when a test says so, in the thread of the test."""
+    """A worker that runs jobs on request, in the thread of the test."""
 
     def submit(self, job: Job) -> bool:
         if self.has_room():
@@ -51,7 +51,7 @@ class OnDemand(Worker):
         return False
 
     def work(self) -> int:
-        """Run what waits; return how many jobs that were."""
+        """Run the waiting jobs; return their number."""
         jobs = [job for job in (self._jobs.popleft()() for _ in range(len(self._jobs))) if job]
         for job in jobs:
             job.run(lambda: None)
@@ -121,7 +121,7 @@ def test_a_call_runs_eager_until_the_program_is_there(worker: OnDemand) -> None:
 
 def test_the_next_process_loads_it(worker: OnDemand, monkeypatch: pytest.MonkeyPatch) -> None:
     decorate(Net().eval(), on_miss="background")(X)
-    assert worker.work() == 0  # nobody waits for it any more
+    assert worker.work() == 0  # no longer needed
     fast = decorate(Net().eval(), on_miss="background")
     fast(X)
     worker.work()
@@ -232,7 +232,7 @@ def test_deleted_module_cancels_its_build(worker: OnDemand) -> None:
     fast(X)
     gc.collect()
     del net, fast
-    gc.collect()  # of torch.jit's
+    gc.collect()  # frees objects of torch.jit
     assert weight() is None
     assert worker.work() == 0
 

@@ -1,4 +1,4 @@
-"""What was captured for any sizes, and is kept for programs of other classes of sizes."""
+"""Captures for any sizes, which are kept for programs of other classes of sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tvmify import tvmify as decorate
 
 
 class Net(nn.Module):
-    """Scripts."""
+    """Can be scripted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 class Recorded(Net):
-    """TorchScript does not know star arguments."""
+    """Recorded by torch.export, since TorchScript refuses star arguments."""
 
     def forward(self, *tensors: Any) -> torch.Tensor:
         return super().forward(*tensors)
@@ -66,7 +66,7 @@ def test_all_classes_of_sizes_share_a_recording(cls: type[Net], exports: list[An
     for rows in (5, 7, 40, 300):
         check(fast, rows)
     assert fast.cache_info().builds == 3
-    assert len(exports) == 2  # one of them for the first call alone
+    assert len(exports) == 2  # one of them for the first call only
 
 
 @pytest.mark.parametrize("cls", [Net, Recorded])

@@ -13,7 +13,7 @@ from tvmify.options import CompileOptions
 
 
 class _Gone(io.StringIO):
-    """A terminal that was closed, or a pipe that nobody reads."""
+    """A closed terminal, or a pipe without a reader."""
 
     def __init__(self, error: OSError | ValueError) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Gone(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich draws on what it takes for a terminal only
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich only draws on terminals
 
 
 def test_stages_are_drawn(capsys: pytest.CaptureFixture[str]):
@@ -53,7 +53,7 @@ def test_a_terminal_that_is_gone_does_not_fail_a_call(
     assert list(stages.seconds) == ["tune"]
 
 
-def test_what_others_print_meanwhile_goes_where_it_belongs(capsys: pytest.CaptureFixture[str]):
+def test_other_output_is_not_redirected(capsys: pytest.CaptureFixture[str]):
     with Stages("net", visible=True) as stages:
         stages.begin("tune")
         sys.stdout.write("a result\n")

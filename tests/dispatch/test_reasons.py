@@ -1,4 +1,4 @@
-"""What is kept of an error does not keep the call that it stopped."""
+"""A kept error does not keep the objects of its call alive."""
 
 from __future__ import annotations
 

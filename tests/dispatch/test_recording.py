@@ -1,4 +1,4 @@
-"""What production calls, written down and read back."""
+"""Calls of production, recorded and read back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def recorded_of(*args: Any, **kwargs: Any) -> Recorded:
 
 
 def back(value: Any) -> Any:
-    """Return a value that went through a line."""
+    """Return a value after writing it to a line and reading it back."""
     return Recorded.from_json(recorded_of(value).to_json()).call()[0][0]
 
 
@@ -155,7 +155,7 @@ def test_a_cache_among_the_arguments_is_said() -> None:
     recorded = Recorded.from_json(line)
     assert (recorded.module, recorded.method, recorded.with_cache) == ("Net", "encode", True)
     assert str(recorded) == "Net.encode with a cache(float32[3, 4])"
-    assert "with_cache" not in recorded_of(X).to_json()  # as earlier versions read it
+    assert "with_cache" not in recorded_of(X).to_json()  # so that earlier versions can read it
     with pytest.raises(WarmUpError):
         Recorded.from_json(line.replace('"with_cache": true', '"with_cache": 1'))
 
@@ -288,7 +288,7 @@ def test_the_variable_names_a_file_for_all(
 
 @pytest.mark.filterwarnings("ignore:.*no cache has its program")
 @pytest.mark.usefixtures("inference")
-def test_a_relative_file_stays_where_it_was(
+def test_a_relative_file_does_not_follow_chdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"signatures of {tmp_path.name}"

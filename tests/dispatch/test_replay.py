@@ -1,4 +1,4 @@
-"""Gradients of a compiled call: eager runs it again for the backward."""
+"""Gradients of a compiled call: eager runs it again for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a call runs in eager is said once, and only of calls that return."""
+"""The reason why calls run in eager is reported once, and only for calls that return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
 class Checked(nn.Module):
-    """What it raises is the user's: its control flow depends on values."""
+    """Raises an error of the user, by control flow that depends on values."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if bool((x > 2).any()):

@@ -14,7 +14,7 @@ PACKAGE = Path(tvmify.__path__[0])
 
 
 def parsed(path: Path) -> set[str]:
-    """The names that a file of the package imports from it, as Python itself reads them."""
+    """The names that a file of the package imports from it, by Python's own parser."""
     folders = path.relative_to(PACKAGE.parent).with_suffix("").parts[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
@@ -134,7 +134,7 @@ def test_only_relevant_source_edits_change_the_key(
     before = keys._compiler_digest.__wrapped__()
     edited = [path for path in package.rglob("*.py") if f"\n{marker}" in path.read_text()]
     assert edited
-    for path in edited:  # wherever it is: files move
+    for path in edited:  # at any path, since files move
         text = path.read_text()
         path.write_text(f"{text}\n#")
         assert (keys._compiler_digest.__wrapped__() != before) == counts, path

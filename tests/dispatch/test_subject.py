@@ -1,4 +1,4 @@
-"""What is called, and how its arguments are put in order."""
+"""Subjects, and how their arguments are ordered."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_varying_sizes_are_compared_per_argument() -> None:
     assert fast.cache_info().builds == builds
 
 
-def test_saved_files_take_keywords_in_any_order(tmp_path: Any) -> None:
+def test_saved_files_accept_keywords_in_any_order(tmp_path: Any) -> None:
     fast, plain = made("module")
     with torch.no_grad():
         tvmify.save(fast, tmp_path / "net.pt", example_inputs={"mask": Y, "x": X}, strict=True)
@@ -109,7 +109,7 @@ def test_saved_files_take_keywords_in_any_order(tmp_path: Any) -> None:
         torch.testing.assert_close(loaded(x=X, mask=Y), expected)
 
 
-def test_names_are_told_apart_and_read_well() -> None:
+def test_names_are_distinct_and_readable() -> None:
     net, encode = Name("Net", "forward"), Name("Net", "encode")
     assert [str(name) for name in (Name("double"), net, encode)] == ["double", "Net", "Net.encode"]
     with_cache = replace(encode.submodule("inner.lm"), with_cache=True)

@@ -1,4 +1,4 @@
-"""Calls whose forward only Python can run: the modules that it calls are compiled."""
+"""A forward that only Python can run: the modules that it calls are compiled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Net(nn.Module):
 class ReturnsObjects(Net):
     def forward(self, batch: Any) -> Any:
         @dataclass
-        class Result:  # of a class that only this call knows
+        class Result:  # a class local to this call
             logits: Tensor
 
         return Result(super().forward(batch))
@@ -97,7 +97,7 @@ def test_class_of_an_object_is_examined_once(count_calls: Callable[..., list[Any
     x = torch.randn(5, 2, 4)
     vmapped = torch.func.vmap(lambda x: fast(Batch(x)))(x)
     assert_close(vmapped, net(x))
-    assert len(examined) == 2  # transforms are seen each time
+    assert len(examined) == 2  # transforms are checked each time
 
 
 def test_calls_with_objects_have_eager_gradients() -> None:
@@ -148,7 +148,7 @@ def test_forward_runs_in_python_if_it_must(cls: type[Net], result: Callable[[Any
 
 
 class Updates(Net):
-    """Puts its result into the dict that it was given, as sentence-transformers do."""
+    """Puts its result into the dict argument, as sentence-transformers do."""
 
     def forward(self, batch: Any) -> Any:
         batch["logits"] = super().forward(batch["x"])
@@ -199,14 +199,14 @@ class Packs(nn.Module):
         return self.body(x)
 
 
-def test_modules_around_what_cannot_be_recorded_are_compiled() -> None:
+def test_modules_around_unrecordable_code_are_compiled() -> None:
     net = Packs().eval()
     fast: Any = decorate(net, cache=False)
     x, lengths = torch.randn(2, 5, 4), torch.tensor([5, 3])
     with torch.no_grad():
         assert_close(fast(x, lengths), net(x, lengths))
         assert_close(fast(x[0], lengths), net(x[0], lengths))
-        with pytest.raises(RuntimeError, match="Expected"):  # which is the caller's
+        with pytest.raises(RuntimeError, match="Expected"):  # the caller's error
             fast(x, torch.tensor([9, 9, 9]))
     assert fast.cache_info().eager == 0
     (method,) = fast.explain().methods
@@ -214,7 +214,7 @@ def test_modules_around_what_cannot_be_recorded_are_compiled() -> None:
 
 
 class Sparse(nn.Module):
-    """Has an operator that TVM and the bridge do not take, for some of its arguments."""
+    """Has an operator that is neither compiled nor bridged for some arguments."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Eager PyTorch runs what it computes faster."""
+"""Verdicts: eager PyTorch runs calls that it computes faster."""
 
 import contextlib
 import warnings
@@ -19,7 +19,7 @@ def _comparing(monkeypatch):
 
 @pytest.fixture
 def verdicts(monkeypatch):
-    """The verdicts that comparisons come to, in order; one too few is an error."""
+    """The verdicts of comparisons, in order; a missing one is an error."""
     queue = []
     monkeypatch.setattr(verdict, "compare", lambda compiled, eager: queue.pop(0))
     return queue
@@ -38,7 +38,7 @@ def new(**options):
     return tvmify(Net().eval(), **options)
 
 
-def test_compare_calls_both_sides_and_takes_the_shortest_times():
+def test_compare_calls_both_sides_and_uses_the_shortest_times():
     calls = []
     times = compare(lambda: calls.append("compiled"), lambda: calls.append("eager"))
     assert calls.count("compiled") == calls.count("eager") > 1
@@ -58,7 +58,7 @@ def test_a_surprising_verdict_is_measured_for_longer(monkeypatch):
     assert Verdict(*compare(compiled, eager), 1).is_for_compiled
 
 
-def test_compare_asks_for_no_gradients():
+def test_compare_needs_no_gradients():
     modes = []
     compare(lambda: modes.append(torch.is_grad_enabled()), lambda: None)
     assert set(modes) == {False}
@@ -147,7 +147,7 @@ def test_verdicts_are_per_thread_count(verdicts):
 
 
 @pytest.mark.parametrize("options", [{"strict": True}, {"compare": False}])
-def test_compiled_code_can_be_asked_for(verdicts, options):
+def test_compiled_code_is_used_without_a_comparison(verdicts, options):
     net = new(**options)
     net(torch.randn(2, 4))
     assert net.cache_info().entries == 1
@@ -184,7 +184,7 @@ def test_eager_warnings_appear_once() -> None:
     ids=["std", "sub", "lerp"],
 )
 def test_eager_only_error_is_raised(function):
-    """What torch.export records of these calls computes integers."""
+    """The programs that torch.export records for these calls compute integers."""
     fast = tvmify(function, cache=False)
     with pytest.raises(Exception) as expected:
         function(torch.arange(4))

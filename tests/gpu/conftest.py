@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests of this folder where there is no GPU."""
+    """Skip the tests of this folder without a GPU."""
     if not torch.cuda.is_available():
         reason = pytest.mark.skip(reason="needs a GPU, and torch.cuda.is_available() is False")
         for item in items:
@@ -29,7 +29,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 @pytest.fixture(autouse=True)
 def whole_float32() -> Iterator[None]:
-    """Multiply without TF32, which PyTorch allows in convolutions: its digits are float16's."""
+    """Turn off TF32, which PyTorch allows in convolutions: it has the digits of float16."""
     backends: tuple[Any, ...] = torch.backends.cudnn, torch.backends.cuda.matmul
     before = [backend.allow_tf32 for backend in backends]
     for backend in backends:

@@ -29,7 +29,7 @@ class Convolutional(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's, causal, with embeddings before it."""
+    """A causal transformer block, with embeddings before it."""
 
     def __init__(self, size: int = 64, heads: int = 4) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def words() -> torch.Tensor:
     return torch.randint(0, 50, (2, 33))
 
 
-#: Networks by name, each with what makes arguments for it.
+#: Networks by name, each with a function that makes its arguments.
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "convolutional": (Convolutional, image),
     "block": (Block, words),

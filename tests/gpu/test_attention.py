@@ -24,13 +24,13 @@ def attention(
 
 
 def by_others(*args: Any) -> torch.Tensor:
-    """Compute it without cuDNN, whose attention is wrong in these cases with PyTorch 2.11."""
+    """Compute attention without cuDNN, which is wrong in these cases with PyTorch 2.11."""
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return attention(*args)
 
 
 def computed(dtype: torch.dtype, mask: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, ...]]:
-    """Return a result, and the arguments that it is of."""
+    """Return a result and its arguments."""
     operands = torch.randn(3, 2, 4, 64, 64, device=DEVICE).to(dtype).unbind()
     fast: Any = tvmify.tvmify(attention, strict=True)
     return fast(*operands, mask), (*operands, mask)
@@ -45,7 +45,7 @@ def test_fully_masked_rows(dtype: torch.dtype):
         return torch.where(seen.any(-1, keepdim=True), result, 0.0)
 
     assert_close_to_reference(visible(result), lambda *x: visible(by_others(*x)), given)
-    hidden = result[0, :, 3]  # here libraries differ: zero, or NaN
+    hidden = result[0, :, 3]  # libraries differ here: zero or NaN
     assert bool((hidden.isnan() | (hidden == 0)).all())
 
 

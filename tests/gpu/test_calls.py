@@ -23,7 +23,7 @@ CUDA = torch.version.cuda
 
 
 def on_gpu(name: str, dtype: torch.dtype = torch.float32, device: str = "cuda") -> tuple[Any, Any]:
-    """Return a network and an argument for it; more may come of ``NETS[name][1]``."""
+    """Return a network and an argument for it; ``NETS[name][1]`` makes more."""
     make, argument = NETS[name]
     return make().eval().to(device, dtype), moved(argument(), dtype, device)
 
@@ -77,7 +77,7 @@ def test_calls_follow_the_current_stream(cuda_graph: bool):
         late = torch.zeros_like(x)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            torch.cuda._sleep(10_000_000)  # the argument comes late, to this stream only
+            torch.cuda._sleep(10_000_000)  # delays the argument on this stream only
             late.copy_(x)
             result = fast(late)
         stream.synchronize()
@@ -148,7 +148,7 @@ def test_new_weights_take_effect(cuda_graph: bool):
             torch.testing.assert_close(fast(x), copy.deepcopy(net)(x), rtol=1e-3, atol=1e-3)
 
 
-def test_a_capture_of_the_users_takes_the_kernels():
+def test_a_graph_captured_by_the_user_includes_the_kernels():
     net, x = on_gpu("mlp")
     fast = compiled(net, cuda_graph=True)
     for _ in range(3):
@@ -211,7 +211,7 @@ def test_a_module_may_go_while_its_kernels_run_and_others_are_captured():
         fast(y)
         del gone
         gc.collect()
-    compiled(nn.ReLU().eval())(x)  # what was dropped leaves now
+    compiled(nn.ReLU().eval())(x)  # deleted programs are unloaded now
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
     graph.replay()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Products of one row on a GPU: both forms compute right, and the faster one is found."""
+"""Products of one row on a GPU: both forms are right, and the faster one is used."""
 
 from __future__ import annotations
 

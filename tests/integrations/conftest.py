@@ -1,4 +1,4 @@
-"""The backend under its name, and Dynamo without what earlier tests compiled."""
+"""The backend under its name, and Dynamo without the programs of earlier tests."""
 
 from __future__ import annotations
 

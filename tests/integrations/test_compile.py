@@ -1,4 +1,4 @@
-"""`tvmify.compile`: its options, what it returns, and pipelines with that inside."""
+"""`tvmify.compile`: its options, its result, and pipelines that contain it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def net() -> nn.Module:
 
 
 def strict(module: Any) -> Any:
-    """Let a call that does not run compiled be an error."""
+    """Make a call that does not run compiled an error."""
     module._tvmify.set_strict(True)
     return module
 

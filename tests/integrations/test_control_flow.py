@@ -40,7 +40,7 @@ class Loop(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Branches, Loop])
-def test_control_flow_runs_in_python_and_what_is_around_compiled(
+def test_control_flow_runs_in_python_and_the_code_around_it_compiled(
     model: Callable[[], nn.Module],
 ) -> None:
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ def test_control_flow_runs_in_python_and_what_is_around_compiled(
 
 
 class Limited(nn.Module):
-    """A layer whose weights have a largest norm."""
+    """A layer that limits the norm of its weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_weights_whose_data_is_assigned_are_trained() -> None:
 
 def test_a_decorated_module_names_the_way_that_compiles_it() -> None:
     net = tvmify.tvmify(Branches().eval(), strict=True)
-    for _ in range(2):  # again: nothing of Dynamo's was left behind
+    for _ in range(2):  # twice: Dynamo keeps no state from the first
         expected = pytest.raises(NotCompiled, match=r"functions: cond.*torch\.compile\(model, ")
         with torch.no_grad(), expected:
             net(torch.ones(2, 8))

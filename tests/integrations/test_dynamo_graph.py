@@ -1,4 +1,4 @@
-"""What a graph of Dynamo becomes."""
+"""Compilation of graphs from Dynamo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvmify.integrations.dynamo_graph import DynamoGraph, Origin
 
 
 def recorded(model: Callable[..., Any], *calls: tuple[Any, ...]) -> tuple[DynamoGraph, Any]:
-    """Return the graph that Dynamo records at the last call, and the arguments that it passes."""
+    """Return the graph that Dynamo records at the last call, and the arguments it passes."""
     found: list[Any] = []
 
     def backend(module: Any, inputs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`tvmify.enable`: what TorchScript's executor runs, with and without it."""
+"""`tvmify.enable`: graphs that TorchScript's executor runs, with and without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmify.integrations.enable import GraphCalls
 
 
 def net_class() -> type[nn.Module]:
-    """Return a class of its own: modules of one class share what the executor has optimized."""
+    """Return a new class: modules of one class share the executor's optimized graphs."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -42,7 +42,7 @@ def _off_again() -> Iterator[None]:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The decorated graphs of this test, in the order in which they were made."""
+    """The decorated graphs of this test, in the order of their creation."""
     graphs: list[Any] = []
     make = GraphCalls._make
 
@@ -72,7 +72,7 @@ def test_a_module_runs_compiled(form: Any, net: Any, made: list[Any]) -> None:
     info = graph.cache_info()
     assert (info.builds, info.eager) == (1, 0)
     assert info.hits >= 2
-    net.first.weight.mul_(2)  # which the two share
+    net.first.weight.mul_(2)  # both share it
     assert_close_to_reference(module(x), net, (x,))
     module(rows(5))
     assert graph.cache_info().builds == 2  # the first call with another shape
@@ -80,7 +80,7 @@ def test_a_module_runs_compiled(form: Any, net: Any, made: list[Any]) -> None:
 
 
 @pytest.mark.usefixtures("inference")
-def test_methods_and_modules_of_one_class_are_told_apart(net: Any, made: list[Any]) -> None:
+def test_methods_and_modules_of_one_class_are_distinguished(net: Any, made: list[Any]) -> None:
     twin, x = type(net)().eval(), rows(3)
     script, other = torch.jit.script(net), torch.jit.script(twin)
     expected = [net(x), twin(x), net.halved(x), twin.halved(x)]

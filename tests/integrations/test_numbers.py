@@ -1,4 +1,4 @@
-"""Numbers that graphs of Dynamo compute from numbers."""
+"""Numbers that Dynamo's graphs compute from numbers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tvmify.integrations.calls import GRAPHS
 
 @pytest.fixture(autouse=True)
 def _inference() -> Iterator[None]:
-    GRAPHS.clear()  # of other tests, which something may still hold
+    GRAPHS.clear()  # graphs of other tests may still be referenced
     with torch.no_grad():
         yield
 
 
 def check(function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
-    """Compare calls with eager, and expect two programs: of the first numbers, and of any."""
+    """Compare calls with eager, and expect two programs: for the first numbers, and for any."""
     fast = torch.compile(function, backend="tvmify", options={"cache": False})
     for call in calls:
         results = pytree.tree_leaves(fast(*call))

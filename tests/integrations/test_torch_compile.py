@@ -56,7 +56,7 @@ def total() -> CacheInfo:
 @pytest.fixture(autouse=True)
 def _no_graphs() -> None:
     gc.collect()
-    GRAPHS.clear()  # of other tests, which something may still hold
+    GRAPHS.clear()  # graphs of other tests may still be referenced
 
 
 def test_pyproject_names_the_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_dynamic_sizes_share_programs(dynamic: bool | None) -> None:
     for rows in (3, 5, 6, 7, 9, 11, 13, 14, 5):
         x = torch.randn(rows, 8)
         assert_close_to_reference(fast(x), net, (x,))
-    # Either all shapes, whose sizes have no symbol for the columns, or the first and all others.
+    # One for all shapes, with static columns, or one for the first and one for all others.
     assert total().builds == (1 if dynamic else 2)
     assert total().eager == 0
 
@@ -285,7 +285,7 @@ def test_buffers_and_arguments_are_written_in_place() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*not contiguous:tvmify.TvmifyWarning")
 @pytest.mark.usefixtures("inference")
-def test_copies_of_what_is_not_contiguous_are_copies() -> None:
+def test_copies_of_non_contiguous_tensors_are_copies() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x.contiguous().add_(1) + x
 
@@ -301,8 +301,8 @@ def test_reset_of_dynamo_separates_earlier_graphs() -> None:
     x = torch.randn(3, 8)
     earlier = compiled(torch.sin)
     earlier(x)
-    kept = graphs()  # whatever refers to them, such as a cycle that is not collected yet
-    torch._dynamo.reset()  # numbers the next graph as this one
+    kept = graphs()  # kept alive, for example by a cycle that is not collected yet
+    torch._dynamo.reset()  # the next graph gets the same number as this one
     later = compiled(lambda x: x.cos() + 1)
     later(x)
     assert [graph.origin.label.split()[1] for graph in graphs()] == ["0/0", "0/0"]

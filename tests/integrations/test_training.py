@@ -1,4 +1,4 @@
-"""Graphs that AOTAutograd resolves before they are compiled."""
+"""Graphs that pass through AOTAutograd before they are compiled."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _step(run: Callable[..., Any], net: nn.Module, x: torch.Tensor) -> list[Any]
     return [y.detach(), *gradients, torch.get_rng_state()]
 
 
-def test_checkpoints_draw_again_what_they_drew() -> None:
+def test_checkpoints_draw_the_same_numbers_again() -> None:
     net = Checkpointed()
     fast = torch.compile(net, backend="tvmify", options={"strict": True})
     for batch in (2, 3, 5):  # the second and third share programs
@@ -142,7 +142,7 @@ class Recurrent(nn.Module):
 @torch._dynamo.config.patch(allow_rnn=True)
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("first", [nn.Identity(), nn.Linear(8, 8)], ids=["first", "second"])
-def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
+def test_recurrent_layers_run_in_eager_and_the_code_around_them_compiled(
     kind: type[nn.RNNBase], first: nn.Module
 ) -> None:
     net = Recurrent(kind, first)
@@ -157,7 +157,7 @@ def test_recurrent_layers_run_in_eager_and_what_is_around_compiled(
 @pytest.mark.thorough
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_numbers_are_drawn_in_the_order_of_memory(is_transposed: bool) -> None:
-    """Of a tensor that lies transposed: an argument, a result of attention, one that is saved."""
+    """For a transposed tensor: an argument, a result of attention, one saved for the backward."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.3, batch_first=True)
 

@@ -1,8 +1,8 @@
 """Damaged and forged copies of a saved file, made from seeds, and a process that loads them.
 
-``python -m tests.runtime.mutants FILE KIND FIRST LAST`` loads the mutants of these seeds, says
-which seed it is at before each, and what came of each after it: so whoever started it knows which
-one ended it. `hunt` does that.
+``python -m tests.runtime.mutants FILE KIND FIRST LAST`` loads the mutants of these seeds. It prints
+each seed before it loads the mutant, and then the outcome, so that `hunt`, which starts it, knows
+which mutant ended the process.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _swap(data: bytes, chance: random.Random) -> bytes:
 
 
 def _directory(data: bytes, chance: random.Random) -> bytes:
-    """Flip where the file says what is in it: it is small, and other flips seldom hit it."""
+    """Flip a bit of the central directory: it is small, and other flips rarely hit it."""
     start = data.rindex(b"PK\5\6") - 2500
     return data[:start] + _flip(data[start:], chance)
 
@@ -85,7 +85,7 @@ def records(data: bytes) -> Records:
 
 
 def archive(contents: Records, forged: bool = True) -> bytes:
-    """Write an archive; a forger computes the digests anew."""
+    """Write an archive; a forger updates the digests."""
     if forged and MANIFEST in contents:
         digests = {
             name: {"sha256": hashlib.sha256(record).hexdigest(), "size": len(record)}
@@ -117,7 +117,7 @@ def _change_records(data: bytes, chance: random.Random) -> bytes:
 
 
 def damaged(data: bytes, seed: int) -> bytes:
-    """Return what chance may make of a file: `tvmify.load` notices it, whatever it is."""
+    """Return a randomly damaged file; `tvmify.load` notices any damage."""
     chance = random.Random(seed)
     return chance.choice((*_DAMAGE, _change_records))(data, chance)
 
@@ -135,7 +135,7 @@ def _text(value: str) -> bytes:
 
 
 def forge_pickle(data: bytes, chance: random.Random) -> bytes:
-    """Return a pickle of the same form in which some things are others."""
+    """Return a pickle of the same form with some values replaced."""
     operations = list(pickletools.genops(data))
     starts = [position for *_, position in operations] + [len(data)]
     parts = [data[start:end] for start, end in itertools.pairwise(starts)]
@@ -156,7 +156,7 @@ def forge_pickle(data: bytes, chance: random.Random) -> bytes:
 
 
 def forged(data: bytes, seed: int) -> bytes:
-    """Return a file whose pickle is another, under digests that are right."""
+    """Return a file with a changed pickle and right digests."""
     chance = random.Random(seed)
     contents = records(data)
     name = "archive/data.pkl"
@@ -176,9 +176,9 @@ KINDS: dict[str, Callable[[bytes, int], bytes]] = {
 
 
 def hunt(file: Path, kind: str, seeds: range) -> Counter[str]:
-    """Load mutants in other processes, and return how often each thing came of one.
+    """Load mutants in other processes, and count the outcomes.
 
-    A process that is ended by a signal counts as ``"signal"`` with its number and the seed.
+    A process that a signal ends counts as ``"signal"`` with its number and the seed.
     """
     found: Counter[str] = Counter()
     first = seeds.start
@@ -212,7 +212,7 @@ def _outcomes(file: Path, kind: str, seeds: range) -> None:
     load = torch.jit.load if kind.endswith("torch") else tvmify.load
     x = torch.ones(1, 3, 8, 8)
     expected = tvmify.load(file)(x)
-    # PyTorch believes a pickle that says how long its strings are.
+    # PyTorch trusts the string lengths in a pickle.
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)
     with tempfile.TemporaryDirectory() as directory:

@@ -29,7 +29,7 @@ Body = Callable[..., Any]
 
 
 def on_task(index: int) -> None:
-    """What the tasks of `tasks` and `meeting` do; a test may put its own function here."""
+    """Called by the tasks of `tasks` and `meeting`; a test may replace it."""
 
 
 @tvm.register_global_func("tvmify.tests.task", override=True)
@@ -63,7 +63,7 @@ def artifact(
     weights: Sequence[str] = (),
     packed: Sequence[str] = (),
 ) -> Artifact:
-    """Describe a library whose results are the program's tensors in order, nested like `result`."""
+    """Describe a library whose results are its tensors in order, nested like `result`."""
     leaves, structure = pytree.tree_flatten(result)
     outputs = tuple(Computed(i) for i in range(len(leaves)))
     return Artifact(
@@ -78,7 +78,7 @@ def artifact(
 
 
 def _viewed(x: Any, *shape: int) -> Any:
-    """A view; Relax's own reshape becomes a kernel that copies, unless a pass sees to it."""
+    """A view; Relax's own reshape would become a kernel that copies, without our pass."""
     shape = shape or (math.prod(int(size) for size in x.ty.shape),)
     result = TensorType(shape, x.ty.dtype)
     return R.call_pure_packed(
@@ -94,7 +94,7 @@ def added(shape: Shape = (4, 16), dtype: str = "float32") -> Artifact:
 
 @cache
 def each_added() -> Artifact:
-    """x + x for each of four tensors, of which the second has integers."""
+    """x + x for each of four tensors; the second has integers."""
     floats, integers = ((4, 16), "float32"), ((3,), "int64")
 
     def body(*tensors: Any) -> Any:
@@ -112,7 +112,7 @@ def squared(shape: Shape = (4, 16)) -> Artifact:
 
 @cache
 def transposed(shape: Shape, dtype: str) -> Artifact:
-    """x with its dimensions in reverse order, in memory of its own."""
+    """x with its dimensions in reverse order, in its own memory."""
     return artifact(library({"main": ([(shape, dtype)], R.permute_dims)}))
 
 
@@ -158,7 +158,7 @@ def twice() -> Artifact:
 
 @cache
 def linear(rows: int = 4, name: str = "linear") -> Artifact:
-    """x @ weight.T + bias, with weight[8, 16] packed as its transpose and bias used as it is."""
+    """x @ weight.T + bias, with weight[8, 16] packed as its transpose and bias unchanged."""
     parameters = [((8, 16), "float32"), ((8,), "float32")]
     packed = [((16, 8), "float32"), ((8,), "float32")]
     code = library(
@@ -173,7 +173,7 @@ def linear(rows: int = 4, name: str = "linear") -> Artifact:
 
 @cache
 def packing(*shapes: Shape) -> Artifact:
-    """Twice each weight, and as the last packed weight the first, as it is."""
+    """Twice each weight, then the first weight unchanged as the last packed weight."""
     parameters = [(shape, "float32") for shape in shapes]
     functions = {
         "main": ([((4,), "float32"), *parameters, parameters[0]], lambda x, *_: R.add(x, x)),
@@ -198,7 +198,7 @@ def leaking() -> Artifact:
 
 @cache
 def overlapping() -> Artifact:
-    """(x + first, first) for two packed weights of which the second is a part of the first."""
+    """(x + first, first) for two packed weights; the second is a part of the first."""
     parameters = [((64,), "float32"), ((16,), "float32")]
     body = lambda x, first, second: relax.Tuple(  # noqa: E731
         [R.add(x, first), first, _viewed(first, 4, 16), second]

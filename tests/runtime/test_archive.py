@@ -1,4 +1,4 @@
-"""Saved files that were damaged, forged, or never were any: an error that says so, and no more."""
+"""Damaged and forged files, and files of other kinds: each gives a clear error and no more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tvmify.system.zip_records import AmbiguousArchive
 
 X = torch.ones(1, 3, 8, 8)
 Z = torch.ones(3, 4, dtype=torch.complex64)
-# As many as every change of the code is tried with; `make fuzz` tries more.
+# The number for ordinary runs; `make fuzz` tries more.
 MUTANTS = int(os.environ.get("TVMIFY_MUTANTS", "1000"))
 
 
@@ -54,7 +54,7 @@ def mapped_code() -> int:
     ("kind", "share", "expected"),
     [
         ("damaged", 1, {"right", "ArchiveError"}),
-        # A forger may make it another model, but not more than that.
+        # A forger can make it another model, but nothing else.
         ("forged", 4, {"right", "wrong", "ArchiveError", "RuntimeError", "UnicodeDecodeError"}),
     ],
 )
@@ -147,7 +147,7 @@ def test_something_in_front_of_the_archive_or_behind_it(small, tmp_path):
 
 
 def test_readers_cannot_be_shown_two_directories(small, tmp_path):
-    # zipfile takes the directory right before the end, and PyTorch the one that the end points to.
+    # zipfile reads the directory right before the end, PyTorch the one that the end points to.
     data = small.read_bytes()
     other = mutants.archive(mutants.records(data) | {"archive/data/0": bytes(432)}, forged=False)
     end = data[-22:]
@@ -243,7 +243,7 @@ def test_code_without_a_digest_is_not_loaded(changed):
 
 @pytest.fixture(scope="module")
 def of_complex_numbers(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    """The records of a saved function, the first two of whose three results are complex."""
+    """The records of a saved function with three results; the first two are complex."""
     path = tmp_path_factory.mktemp("complex") / "model.pt"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVMIFY_CACHE_DIR", str(path.parent / "cache"))
@@ -317,7 +317,7 @@ def test_code_for_something_else_is_not_used(changed, small, tmp_path, old, new,
     with pytest.raises(RuntimeError, match=reason):
         module._tvmify.set_strict(True)
         module(X)
-    # Saved again, it still is what it was.
+    # It stays the same when it is saved again.
     module._tvmify.set_strict(False)
     torch.jit.save(module, str(tmp_path / "again.pt"))
     again = torch.jit.load(str(tmp_path / "again.pt"))
@@ -346,7 +346,7 @@ def test_without_memfd_code_lies_in_a_private_directory_for_a_moment(small, tmp_
         assert maps and all("(deleted)" in line for line in maps), maps
         print(y.sum().item())
     """
-    # After what is preloaded already, as a sanitizer has to be the first.
+    # After other preloaded libraries, since a sanitizer has to be the first.
     preloaded = f"{os.environ.get('LD_PRELOAD', '')} {tmp_path / 'shim.so'}"
     child = run_python(script, small, places, LD_PRELOAD=preloaded, TMPDIR=str(places))
     assert float(child.stdout) == pytest.approx(tvmify.load(small)(X).sum().item())
@@ -370,7 +370,7 @@ def test_state_of_another_format_is_not_used(changed, small, tmp_path, name):
     ):
         y = module(X)
     torch.testing.assert_close(y, tvmify.load(small)(X))
-    # It keeps what it was saved with: that nothing but compiled code may run.
+    # It keeps the setting that only compiled code may run.
     strict = tvmify.load(changed(of_format_99(name)), strict=True)
     with pytest.raises(RuntimeError, match="saved in format 99"):
         strict(X)

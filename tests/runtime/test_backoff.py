@@ -1,4 +1,4 @@
-"""When a thread runs its loops alone, by a clock that the tests turn."""
+"""When a thread runs its loops alone, with a fake clock."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import tvmify
 
-#: Reads what each loop would wait for if it forked, in microseconds; every loop has 200 of work for
-#: one thread. Writes 1 for each that ran alone.
+#: Reads the wait of each loop if it forked, in microseconds; every loop has 200 of work for one
+#: thread. Writes 1 for each loop that ran alone.
 PROGRAM = """
 #include <iostream>
 

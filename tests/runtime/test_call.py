@@ -23,7 +23,7 @@ from tvmify.runtime import Call, Executor
 
 
 class Described:
-    """What says of itself that it is a result or a write; not always with truth."""
+    """A description that claims to be a result or a write, sometimes falsely."""
 
     def __init__(self, json: Any) -> None:
         self.json = json

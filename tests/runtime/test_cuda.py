@@ -1,4 +1,4 @@
-"""Programs for a GPU, as far as they can be looked at on a machine without one."""
+"""Programs for a GPU, as far as they can be tested without one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import tvm
 
 from tests.processes import run_python
 from tests.runtime import programs
-
-#: tvmify::kTorchAllocator, in native/torch_allocator.h.
-TORCH_ALLOCATOR = 3
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 
 
 def compiled(*features: str) -> Any:
-    """Return x[4, 16] + x, with code that says that it needs these."""
+    """Return x[4, 16] + x, with code that declares these requirements."""
     library = torch.frombuffer(bytearray(programs.added().library), dtype=torch.uint8)
     return torch.classes.tvmify.CompiledModule("", library, list(features), [])
 
@@ -34,7 +30,7 @@ def test_code_for_a_gpu_is_refused_with_the_reason():
         module.load()
 
 
-def test_code_for_a_gpu_takes_no_tensors_of_the_cpu():
+def test_code_for_a_gpu_refuses_tensors_on_the_cpu():
     with pytest.raises(TypeError, match="has tensors on cpu"):
         compiled("cuda:sm_90a").forward([torch.zeros(4, 16)])
 
@@ -97,27 +93,3 @@ def test_a_module_on_another_device_is_interpreted_there(small: Path):
     loaded = torch.jit.load(small, map_location="meta")
     with pytest.warns(UserWarning, match="for the CPU, and the tensors are on meta"):
         assert loaded(torch.zeros(1, 3, 8, 8, device="meta")).device.type == "meta"
-
-
-def test_the_memory_of_a_machine_can_be_torchs(tmp_path: Path):
-    # As it is on a GPU, with the allocator of the CPU in the place of that of a GPU.
-    def main(x: Any) -> Any:
-        builder = tvm.relax.BlockBuilder.current()
-        assert builder is not None
-        y = builder.emit(tvm.relax.op.add(x, x))
-        return tvm.relax.op.multiply(y, y)
-
-    size = 1 << 16
-    code = programs.library({"main": ([((size,), "float32")], main)})
-    path = tmp_path / "library.so"
-    path.write_bytes(code)
-    machine = tvm.runtime.load_module(str(path))["vm_load_executable"]()
-    machine["vm_initialization"](1, 0, TORCH_ALLOCATOR)
-    x = torch.randn(size)
-    expected = 4 * x * x
-    given = tvm.runtime.from_dlpack(x)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        result = machine["main"](given)
-    torch.testing.assert_close(torch.from_dlpack(result), expected)
-    moved = [event.cpu_memory_usage for event in profile.events() or [] if event.name == "[memory]"]
-    assert sorted(moved) == [-4 * size, 4 * size, 4 * size]  # what is left is the result

@@ -18,7 +18,7 @@ X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
 @pytest.fixture(scope="module")
 def linear() -> tuple[tuple[Any, ...], nn.Linear]:
-    """What the operator is called with for a linear layer, and the layer."""
+    """The arguments of the operator for a linear layer, and the layer."""
     layer = nn.Linear(8, 16).eval()
     program = tvmify.export(tvmify.tvmify(layer, cache=False), signature=[(4, 8)])
     (call,) = program.graph.find_nodes(op="call_function", target=torch.ops.tvmify.execute.default)
@@ -49,7 +49,7 @@ def test_unknown_descriptions_are_refused():
         torch.ops.tvmify.execute(library, library, "strict True", [], [])
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of PyTorch 2.15's own check
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # by a check in PyTorch 2.15
 def test_the_operators_obey_the_rules(linear: tuple[tuple[Any, ...], nn.Linear]):
     operands, _ = linear
     _, original, description, weights, inputs = operands

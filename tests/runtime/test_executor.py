@@ -1,4 +1,4 @@
-"""Binding weights: what is packed, what is shared, and when."""
+"""Binding weights: which are packed, which are shared, and when."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_small_packed_weights_lie_in_one_piece_and_large_ones_begin_with_a_huge_
     assert torch.equal(last, 2 * given[-1])
 
 
-def test_few_packed_weights_stay_where_they_are():
+def test_few_packed_weights_have_separate_memory():
     shapes = [(300, 300), (200, 300)]
     packed = Executor(programs.packing(*shapes)).compiled.pack([torch.ones(s) for s in shapes])
     assert packed[1].data_ptr() != packed[0].data_ptr() + -(-300 * 300 * 4 // 64) * 64

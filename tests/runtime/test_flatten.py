@@ -1,4 +1,4 @@
-"""The leaves of a call, and the key that tells calls apart."""
+"""The leaves of a call, and the key that distinguishes calls."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_flatten_does_not_leak():
     text, x = "a string" * 10, torch.zeros(5)
     alive = weakref.ref(x)
     arguments = ((x, [text, object()], {"k": x}), {"z": 2**70})
-    gc.collect()  # what earlier tests left holds None too: thousands of references of it
+    gc.collect()  # objects of earlier tests hold thousands of references to None, too
     before = sys.getrefcount(text), sys.getrefcount(x), sys.getrefcount(None)
     blocks = sys.getallocatedblocks()
     for _ in range(20_000):

@@ -1,4 +1,4 @@
-"""Results of compiled code while gradients may be asked for: which have some, and what they are."""
+"""Results of compiled code in grad mode: which have gradients, and their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
 class Returning(nn.Module):
-    """A layer, and results that are made of what it computes and of its argument."""
+    """A layer, and results made from its output and its argument."""
 
     def __init__(self, results: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_results_without_gradients_have_none(results: Callable[[Tensor, Tensor],
         assert [y.requires_grad for y in found] == [y.requires_grad for y in expected]
         ours, theirs = gradient(net, found), gradient(net, net(X))
         torch.testing.assert_close(ours, theirs)
-        [y.numpy() for y in found if not y.requires_grad]  # which PyTorch refuses for others
+        [y.numpy() for y in found if not y.requires_grad]  # PyTorch refuses it for others
 
 
 def test_differentiable_results_are_known_after_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Calls as CUDA graphs: what is captured, replayed and forgotten, against a fake of CUDA's part."""
+"""Calls as CUDA graphs: which are captured, replayed and evicted, with a fake of CUDA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUDA = '{"arch": "sm_90a", "kind": "cuda"}'
 
 
 class Stream:
-    """One that takes down what it waits for."""
+    """A fake stream that records what it waits for."""
 
     def __init__(self, name: str = "capture") -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Device:
     @contextlib.contextmanager
     def capture(self, graph: Graph, pool: Any, stream: Stream, capture_error_mode: str) -> Any:
         assert capture_error_mode == "thread_local" and pool == (0, 1)
-        # As PyTorch does it, which never comes back from there if the end of a capture fails.
+        # As in PyTorch, which does not restore the stream if the end of a capture fails.
         before, self.stream = self.stream, stream
         self.capturing = True
         yield
@@ -72,7 +72,7 @@ class Device:
 
 
 class Graph:
-    """One whose work is known once it is captured."""
+    """A fake graph, whose work is known once it is captured."""
 
     replay: Any = None
 
@@ -140,7 +140,7 @@ def test_second_call_is_captured_and_replayed(device: Device):
 
 
 class Launches:
-    """Counts what copies tensors."""
+    """Counts launches that copy tensors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copied: list[int] = []  # tensors of each launch
@@ -179,7 +179,7 @@ def test_result_stays_in_the_graph_until_held(device: Device, monkeypatch: pytes
     assert copied == both and third.data_ptr() not in (place, second.data_ptr())
     assert torch.equal(view, x(2)[0])
     assert torch.equal(second, x(4)) and torch.equal(third, x(6))
-    view.zero_()  # whoever holds a result may write to it
+    view.zero_()  # users may write to a result
     del view
     fourth, copied = launches(call, x(4))
     assert copied == inputs and fourth.data_ptr() == place and torch.equal(fourth, x(8))
@@ -236,7 +236,7 @@ def test_other_stream_waits_for_readers(device: Device):
     with device.use(other):
         call((x(),))
         assert other.waits == ["default"]
-        del lent  # which the first stream may still read
+        del lent  # the first stream may still read it
         again = call((x(),))
     assert other.waits == ["default"] * 2 and torch.equal(again, x(2))
     assert mine.waits == ["capture"]
@@ -287,7 +287,7 @@ def test_graph_keeps_its_weights_alive(device: Device):
 
 
 def test_graph_keeps_its_code_alive(device: Device):
-    # The driver crashes where a graph launches kernels of a library that was unloaded.
+    # The driver crashes if a graph launches kernels of an unloaded library.
     def run(given: Any) -> list[torch.Tensor]:
         return [given[0] + 1]
 

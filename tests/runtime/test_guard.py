@@ -1,4 +1,4 @@
-"""The guard notices every kind of change that it promises to notice."""
+"""The guard notices every kind of change that is documented."""
 
 from __future__ import annotations
 

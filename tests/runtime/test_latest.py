@@ -1,4 +1,4 @@
-"""The last call is made again only while it is the same call of the same module."""
+"""The latest call is repeated only for the same call of the same module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ X = torch.ones(3)
 
 
 class Run:
-    """Stands for a `Call`: counts, and returns what it was made with."""
+    """Stands for a `Call`: counts its calls, and returns a fixed result."""
 
     def __init__(self, result: object) -> None:
         self.result, self.calls = result, 0

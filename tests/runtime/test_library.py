@@ -22,7 +22,7 @@ def mapped_libraries() -> set[str]:
 
 
 def test_libraries_loaded_one_after_the_other_do_not_mix():
-    # glibc hands out an older library for a path it knows, and file numbers are used again.
+    # glibc returns the older library for a known path, and file descriptors are reused.
     x = torch.randn(4, 16)
     for _ in range(10):
         assert torch.equal(Executor(programs.added()).call()((x,)), x + x)
@@ -66,7 +66,7 @@ class _Loaded(ctypes.Structure):
 
 
 def loaded_paths() -> list[str]:
-    """Return the paths by which libraries were loaded, as a debugger sees them."""
+    """Return the paths of loaded libraries, as a debugger sees them."""
     paths: list[str] = []
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Loaded), ctypes.c_size_t, ctypes.c_void_p)

@@ -1,4 +1,4 @@
-"""What is timed on a GPU, and how, against fakes of its graphs and its clock."""
+"""Timing on a GPU, with fakes of its graphs and its clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HERE = torch.device("cpu")
 
 
 class Gpu:
-    """One whose replays take what is given, in turns for each graph; others disturb some."""
+    """A fake GPU whose replays take given times, in turns for each graph; some are disturbed."""
 
     def __init__(self, *milliseconds: list[float]) -> None:
         self.milliseconds = milliseconds
@@ -86,7 +86,7 @@ def test_weights_take_turns_and_stay_as_long_as_their_graph(
     monkeypatch.setattr(measuring_gpu, "_COLD", 40 * 4 * (8 * 16 + 8))
     gpu = on_gpu([41.0])
     (seconds,) = measure_on(HERE, [programs.linear()], [torch.ones(4, 16)], weights)
-    assert seconds == pytest.approx(0.001)  # of 41 calls
+    assert seconds == pytest.approx(0.001)  # per call, of 41
     (graph,) = gpu.graphs
     assert len({tensor.data_ptr() for tensor in graph.kept}) == len(graph.kept) == 41 * 2
     assert torch.equal(graph.results[0], torch.full((4, 8), 17.0))

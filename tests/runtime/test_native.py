@@ -1,4 +1,4 @@
-"""Loading the native library, and what it says of the machine."""
+"""Loading the native library, and its description of the machine."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_of_several_native_parts_the_one_for_the_installed_pytorch_is_loaded(tmp
     done = run_python(script, tmp_path)
     build = tree / "builds" / installed
     library, module, digest = done.stdout.split()
-    assert digest  # keys are made in spite of the second folder of the package
+    assert digest  # keys work in spite of the second folder of the package
     assert Path(library) == build / "lib" / "libtvmify.so" and Path(module).parent == build
 
 

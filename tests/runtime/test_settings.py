@@ -1,4 +1,4 @@
-"""What counts as settings, and which of them are equal."""
+"""Which values count as settings, and which settings are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Native code and Python decide alike which calls a program serves."""
+"""Native code and Python agree on the calls that a program serves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHOLE = torch.empty(1)
 
 
 def tensor(sizes: list[int]) -> torch.Tensor:
-    """Return a tensor of any sizes, in hardly any memory."""
+    """Return a tensor of any sizes that needs hardly any memory."""
     return WHOLE.as_strided(sizes, [0] * len(sizes))
 
 
@@ -138,7 +138,7 @@ def test_the_deepest_expression_is_decided() -> None:
     assert not check(shapes, [[3]])
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # said once a process
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # warned once per process
 def test_tensors_without_plain_sizes_are_not_served() -> None:
     guard = ShapeGuard(Shapes((Symbol("s0", 0),), {0: ("s0", 2)}, (), (0,)))
     assert guard.serves((torch.empty(3, 2),))

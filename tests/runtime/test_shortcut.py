@@ -1,4 +1,4 @@
-"""A call goes straight to the latest one only where nothing else would come between."""
+"""A call goes straight to the latest one only if nothing else would run in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ X = torch.ones(3)
 
 
 class Slow(nn.Module):
-    """What its calls return tells which way they went."""
+    """Returns a result that shows which path a call took."""
 
     def forward(self, x: Any) -> Any:
         return x + 1
@@ -74,11 +74,11 @@ def test_fast_path_runs_no_python(inference: None):
     finally:
         sys.setprofile(None)
     assert not [name for name in seen if "tvmify" in name and name.endswith("call")]
-    assert any(name.endswith("module.pycall") for name in seen)  # or nothing was recorded
+    assert any(name.endswith("module.pycall") for name in seen)  # otherwise nothing was recorded
     assert torch.equal(result, expected)
 
 
-def test_unmatched_call_takes_the_regular_path():
+def test_unmatched_call_uses_the_regular_path():
     assert module_of(latest=Latest(NotImplemented))(1) == 2
 
 
@@ -98,14 +98,14 @@ class Mixed(nn.Module):
 
 
 def test_warnings_of_pytorch_are_not_held_back_until_its_end(inference: None):
-    # Those of TorchScript about this dict are silenced where they are made, and errors in a test.
+    # TorchScript's warnings about this dict are silenced at their source; others fail the test.
     assert tvmify(Mixed().eval(), strict=True)(X)["size"] == 3
 
 
 def test_without_dispatcher():
     assert Slow()(1) == 2
     module = module_of()
-    module.__dict__[PLACE] = None  # as copies and pickles begin
+    module.__dict__[PLACE] = None  # as in new copies and unpickled modules
     assert module(1) == 2
 
 
@@ -117,7 +117,7 @@ def test_shallow_copy_has_no_shortcut():
 
 
 def unchanged(*_: Any) -> None:
-    """Return None: a hook that leaves all as it is."""
+    """Return None: a hook that changes nothing."""
 
 
 HOOKS: list[Callable[[Any], Any]] = [
@@ -163,7 +163,7 @@ def test_unusual_hook_containers_are_left_to_pytorch():
 
 
 def test_previously_replaced_call_is_kept():
-    """In a process of its own, since ours has looked at PyTorch's already."""
+    """In a separate process, since this one has already read PyTorch's."""
     script = """
 import torch
 from torch import nn
@@ -192,7 +192,7 @@ class Redirecting(Slow):
 
 
 class Inheriting(Slow):
-    """Has all of its base."""
+    """Inherits everything from its base."""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_a_class_gives_the_property_itself():
 
 
 def test_pickled_by_value_it_leads_the_same_way():
-    """As cloudpickle does with classes of ``__main__``."""
+    """As cloudpickle pickles classes of ``__main__``."""
     unpickled = pickle.loads(pickle.dumps(vars(Slow)["_compiled_call_impl"]))
 
     class Again(nn.Module):

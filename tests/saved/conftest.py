@@ -1,4 +1,4 @@
-"""What the tests of saved files share."""
+"""Fixtures for the tests of saved files."""
 
 from __future__ import annotations
 

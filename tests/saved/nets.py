@@ -1,4 +1,4 @@
-"""Small models, and what saves and loads one."""
+"""Small models, and a function that saves and loads one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Small(nn.Module):
 
 
 def saved(model: Any, path: Path, *inputs: Any, **options: Any) -> Any:
-    """Save for these calls and load, where everything that is not compiled is an error."""
+    """Save for these calls and load, so that everything that is not compiled is an error."""
     file = path / "model.pt"
     tvmify.save(model, file, signatures=inputs, **options)
     return tvmify.load(file, strict=True)

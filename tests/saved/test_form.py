@@ -26,7 +26,7 @@ EVEN = Condition("==", (Term("%", ("s0", 2)), 0))
 
 
 class Negated(nn.Module):
-    """Computes what no program of these tests does, so that results tell them apart."""
+    """Computes something else than all programs here, so that results show which one ran."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return -x
@@ -122,7 +122,7 @@ def test_the_place_of_a_tensor_among_all_arguments_is_found() -> None:
         def forward(self, flag: bool, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
             return -a
 
-    # By name, arguments are flattened in another order than forward takes them.
+    # By name, arguments are flattened in another order than forward declares them.
     kwargs = {"a": torch.rand(3), "flag": True, "b": torch.rand(4, 16)}
     symbols = Symbol("s0", 2), Symbol("s1", 2)
     shapes = Shapes(symbols, {0: ("s0",), 2: ("s1", 16)}, (), (3, 4))

@@ -21,19 +21,19 @@ from tests.tolerances import assert_close_to_reference
 from tvmify import SaveError, TvmifyWarning
 from tvmify.runtime import embedded
 
-#: torch's own, about its own code, when it copies an exported program.
+#: Warnings of torch about its own code, when it copies an exported program.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
-    # Of torch.export.load itself, in PyTorch 2.11.
+    # By torch.export.load itself, in PyTorch 2.11.
     pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
 ]
 
-#: An instruction set that no CPU is said to have: the native library does not look for it.
+#: An instruction set that no CPU reports: the native library does not check for it.
 FOREIGN = {"kind": "llvm", "mattr": ["+sse2", "+sse4a"]}
 
 
 class Net(nn.Module):
-    """Uses, or has, one of each kind of thing that an exported program must keep."""
+    """Has one of each kind of state that an exported program must keep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_results_that_share_memory_can_be_cloned():
 @pytest.mark.parametrize(
     "forward", [lambda x: x + torch.rand_like(x), lambda x: x.as_strided((2, 3), (1, 2)) + 1]
 )
-def test_where_strides_decide_the_original_runs(forward: Any):
+def test_the_original_runs_if_the_result_depends_on_strides(forward: Any):
     module = tvmify.export(forward, signature=[(4, 6)]).module()
     x = torch.randn(6, 4)
     with pytest.warns(TvmifyWarning, match="an input is not contiguous"):
@@ -365,7 +365,7 @@ def test_results_belong_to_the_caller():
 def test_gradients_match_the_module(module: Any, net: Net):
     module.first.bias.requires_grad_(False)
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-    # Weighed by what is given, not by results of their own, which are rounded differently.
+    # Weighted by fixed numbers, not by the results, which are rounded differently.
     weights = torch.linspace(-2, 2, 64).reshape(4, 16)
     (module(x)["result"] * weights).sum().backward()
     (net(y)["result"] * weights).sum().backward()
@@ -439,7 +439,7 @@ def test_code_is_dropped_with_its_program():
         gc.collect()
 
     run(1)
-    run(2)  # torch keeps what was exported last
+    run(2)  # torch keeps the last exported program
     before = mapped()
     run(3)
     assert mapped() == before

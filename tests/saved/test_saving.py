@@ -1,4 +1,4 @@
-"""Saved files: what they hold, where they run compiled, and what runs where they do not."""
+"""Saved files: their contents, when they run compiled, and what runs otherwise."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_all_signatures_of_earlier_calls_are_saved(tmp_path: Path, small: nn.Mod
     builds = model.cache_info().builds
     loaded = saved(model, tmp_path)
     assert model.cache_info().builds == builds
-    for batch in (2, 3, 5):  # of the second on, one program serves all
+    for batch in (2, 3, 5):  # from the second on, one program serves all
         x = image(batch)
         close(loaded(x), small(x))
     with pytest.raises(RuntimeError, match="no code for these arguments"):
@@ -133,7 +133,7 @@ def test_results_with_numbers(tmp_path: Path) -> None:
     assert infinity == float("inf") and others == (True, "x'y")
 
 
-def test_draws_for_elements_in_another_order_are_those_of_eager(tmp_path: Path) -> None:
+def test_draws_for_elements_in_another_order_equal_eagers(tmp_path: Path) -> None:
     def noisy(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand_like(x)
 
@@ -152,7 +152,7 @@ def test_draws_for_elements_in_another_order_are_those_of_eager(tmp_path: Path) 
             torch.testing.assert_close(module(argument), expected)
 
 
-def test_a_file_of_what_asks_for_strides_serves_contiguous_arguments(tmp_path: Path) -> None:
+def test_a_file_of_a_module_that_reads_strides_serves_contiguous_arguments(tmp_path: Path) -> None:
     def asking(x: torch.Tensor) -> torch.Tensor:
         return x * 2 if x.is_contiguous() else x * 3
 
@@ -194,7 +194,7 @@ def test_unscriptable_model_is_exported(tmp_path: Path) -> None:
     for rows in (1, 2):
         x = torch.randn(rows, 4)
         close(loaded(x), net(x))
-    # what was recorded for other shapes is not trusted, whether strict or not
+    # a recording for other shapes is not used, whether strict or not
     loaded = tvmify.load(file)
     with pytest.raises(RuntimeError, match="could not be scripted"):
         loaded(torch.randn(3, 4))
@@ -347,7 +347,7 @@ class Doubled(torch.autograd.Function):
         (lambda x: x["a", "b"] * 2, {("a", "b"): torch.ones(3)}, "argument 'x' holds a dict"),
     ],
 )
-def test_what_torchscript_files_cannot_contain(
+def test_unsupported_contents_of_torchscript_files(
     tmp_path: Path, forward: Any, argument: Any, message: str
 ) -> None:
     class Calls(nn.Module):

@@ -1,4 +1,4 @@
-"""Errors of the environment are told as such, each with what to do about it."""
+"""Errors of the environment are reported as such, each with a remedy."""
 
 from __future__ import annotations
 

@@ -303,7 +303,7 @@ def test_thread_waiting_for_a_lock_does_not_delay_forks(
     with lock:
         thread.start()
         assert begun.wait(60)
-        assert in_child(lambda: None) == 0  # else this would deadlock for a minute
+        assert in_child(lambda: None) == 0  # otherwise this would deadlock for a minute
         assert not forks.is_torn()
     thread.join()
 

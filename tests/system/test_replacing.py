@@ -1,4 +1,4 @@
-"""A file is replaced at once, or stays."""
+"""A file is replaced completely, or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvmify.system.replacing import replacing
 
 
 def test_errors_leave_only_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / ("a" * 255)  # the longest name there is
+    path = tmp_path / ("a" * 255)  # the longest possible name
     with replacing(path) as file:
         file.write(b"old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as file:

@@ -1,4 +1,4 @@
-"""Signals while a program is made: what their handlers raise reaches the caller, and no more."""
+"""Signals during a compilation: only errors of their handlers reach the caller."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = torch.ones(2, 4)
 
 
 class TooLong(Exception):
-    """What a user's own handler raises."""
+    """Raised by a user's handler."""
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_handler_set_during_deferral_is_kept() -> None:
 
 @pytest.fixture
 def terminated() -> Iterator[list[int]]:
-    """Note each SIGTERM."""
+    """Record each SIGTERM."""
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
     yield seen
@@ -201,7 +201,7 @@ def test_every_handler_runs_even_if_another_raises(terminated: list[int], time_l
 def test_an_interrupt_while_handlers_are_replaced_loses_no_other(
     place: str, terminated: list[int], time_limit: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGINT (2) has its own handler while that of SIGHUP (1) or SIGTERM (15) is looked at."""
+    """SIGINT (2) with its own handler arrives while that of SIGHUP (1) or SIGTERM (15) is read."""
     at = signal.SIGHUP if place == "enter" else signal.SIGTERM
     look = signal.getsignal
 

@@ -1,4 +1,4 @@
-"""A thread with a small stack runs in eager what it would have to compile."""
+"""A thread with a small stack runs calls in eager that it would have to compile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compilers that are missing, hang, fail, or make something else than was asked for."""
+"""Compilers that are missing, hang, fail, or give a wrong result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tvmify.dispatch.building import background
 from tvmify.system import toolchain
 
 OUTPUT = 'while [ "$1" != -o ]; do shift; done; '
-# What a linker does, and what the reason says of it.
+# Faults of a linker, and the reason for each.
 FAULTS = {
     "prints junk": (OUTPUT + 'echo junk > "$2"', "made no shared library"),
     "makes nothing": ("exit 0", "made no shared library"),

@@ -22,7 +22,7 @@ def test_all_variables_are_listed() -> None:
     assert set(re.findall(r"TVMIFY_[A-Z_]+", source)) == set(variables.VARIABLES)
 
 
-def test_a_relative_cache_directory_stays_where_it_was(
+def test_a_relative_cache_directory_does_not_follow_chdir(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TVMIFY_CACHE_DIR", f"cache of {tmp_path.name}")

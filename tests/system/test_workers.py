@@ -1,4 +1,4 @@
-"""Functions run in several threads, in every phase of a process."""
+"""Functions that run in several threads, in every phase of a process."""
 
 from __future__ import annotations
 

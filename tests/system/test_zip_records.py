@@ -1,4 +1,4 @@
-"""An archive that two readers could read differently is refused; the others are read as both do."""
+"""An archive that two readers could read differently is refused; others are read alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNICODE_PATH = 0x7075
 
 
 def as_torch_writes(contents: dict[str, bytes]) -> bytes:
-    """Return an archive by PyTorch's writer, which pads, and puts sizes behind the contents."""
+    """Return an archive by PyTorch's writer, which adds padding, and sizes after the contents."""
     file = io.BytesIO()
     writer = torch._C.PyTorchFileWriter(file)
     for name, data in contents.items():
@@ -39,7 +39,7 @@ def as_python_writes(contents: dict[str, bytes] = CONTENTS) -> bytes:
 
 
 def both() -> bytes:
-    """Return what a saved file is: PyTorch's archive, to which `zipfile` has added."""
+    """Return an archive like a saved file: PyTorch's, with records added by `zipfile`."""
     file = io.BytesIO(as_torch_writes({"data/0": bytes(640), "data.pkl": b"weights"}))
     with zipfile.ZipFile(file, "a") as archive:
         archive.writestr("archive/extra/manifest", b"{}")
@@ -80,7 +80,7 @@ def test_sizes_of_64_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def entry_of(data: bytes, name: bytes) -> int:
-    """Return where the directory describes a record."""
+    """Return the position of a record's entry in the directory."""
     return data.index(name, data.index(b"PK\1\2")) - 46
 
 
@@ -99,7 +99,7 @@ def with_extra(data: bytes, name: bytes, extra: bytes) -> bytes:
 
 
 def renamed_by_extra_field(data: bytes) -> bytes:
-    """Exchange two records for readers that know Info-ZIP's Unicode Path field, as Python 3.12."""
+    """Exchange two records for readers of Info-ZIP's Unicode Path field, such as Python 3.12."""
     for name, other in ((b"a/data.pkl", b"a/data/0"), (b"a/data/0", b"a/data.pkl")):
         path = struct.pack("<BL", 1, zlib.crc32(name)) + other
         data = with_extra(data, name, struct.pack("<2H", UNICODE_PATH, len(path)) + path)

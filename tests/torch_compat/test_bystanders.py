@@ -13,9 +13,9 @@ from tvmify.torch_compat import bystanders
 
 
 class Slow(nn.Module):
-    """Waits while it is exported, and uses what torch replaces meanwhile.
+    """Waits while it is exported, and uses functions that torch replaces meanwhile.
 
-    Locks, since an event has attributes, which no forward may change that is compiled.
+    Uses locks, since an event has attributes, which a compiled forward must not change.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Slow(nn.Module):
         self.inside.acquire()
         self.leave.acquire()
 
-    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # TorchScript has no such
+    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # not scriptable
         y = self.linear(x) * max(x.shape[0], 2)
         if self.inside.locked():
             self.inside.release()
@@ -36,7 +36,7 @@ class Slow(nn.Module):
 
 @contextlib.contextmanager
 def exporting(net: Slow) -> Iterator[nn.Module]:
-    """Be in the middle of an export, by us in another thread, in this context."""
+    """A context in which tvmify exports in another thread."""
     compiled = tvmify(net.eval(), cache=False, compare=False, strict=True)
 
     def call() -> None:
@@ -100,7 +100,7 @@ def test_tracing_thread_is_not_a_bystander(monkeypatch: pytest.MonkeyPatch) -> N
             seen.append(bystanders.is_bystander())
             return x + 1
 
-    monkeypatch.setattr(bystanders, "_exporting", -1)  # no thread has this number
+    monkeypatch.setattr(bystanders, "_exporting", -1)  # the id of no thread
     assert bystanders.is_bystander()
     torch.export.export(Asking(), (torch.ones(2),))
     assert seen

@@ -1,4 +1,4 @@
-"""Code that catches the error of a module that it calls while it is recorded."""
+"""Code that catches errors of the modules it calls, during the recording."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ class Offset(nn.Module):
 
 
 class Chain(nn.Module):
-    """Finds out which layers take an argument, as speaker models of SpeechBrain do."""
+    """Tries which layers accept an argument, as speaker models of SpeechBrain do."""
 
     def __init__(self):
         super().__init__()
         self.blocks = nn.ModuleList([Offset(), nn.Sequential(nn.Tanh()), Offset()])
 
-    def forward(self, x, *rest):  # which TorchScript does not know
+    def forward(self, x, *rest):  # TorchScript refuses star arguments
         for block in self.blocks:
             try:
                 x = block(x, offset=2)

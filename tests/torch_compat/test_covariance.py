@@ -1,4 +1,4 @@
-"""Covariances in code that is recorded."""
+"""Covariances in recorded code."""
 
 from __future__ import annotations
 

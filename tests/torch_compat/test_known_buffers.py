@@ -1,4 +1,4 @@
-"""Code that reads small buffers while it is recorded, and branches on them."""
+"""Recorded code that reads small buffers, and branches on them."""
 
 import copy
 from typing import Any
@@ -11,7 +11,7 @@ from tvmify import TvmifyWarning, tvmify
 
 
 class Switched(nn.Module):
-    """Has the flag of a quantizer, and a number."""
+    """Has a flag, as a quantizer does, and a number."""
 
     def __init__(self):
         super().__init__()
@@ -19,7 +19,7 @@ class Switched(nn.Module):
         self.register_buffer("factor", torch.tensor(2))
         self.register_buffer("offset", torch.tensor(0.5))
 
-    def forward(self, x, *rest):  # which TorchScript does not know
+    def forward(self, x, *rest):  # TorchScript refuses star arguments
         if not self.ready:
             return x - self.offset
         return (x + self.offset) * self.factor.item()
@@ -37,7 +37,7 @@ def test_branches_on_buffers_follow_their_values() -> None:
     check(1)
     net.ready.fill_(True)
     check(2)
-    net.offset.fill_(3)  # only computed with
+    net.offset.fill_(3)  # no branch depends on it
     check(2)
     net.factor = torch.tensor(3)
     check(3)

@@ -1,4 +1,4 @@
-"""How recorded tensors lie in memory."""
+"""The memory layouts of recorded tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that reads ``torch.tensor([...])`` of its own while it is recorded."""
+"""Recorded code that reads its own ``torch.tensor([...])``."""
 
 import warnings
 
@@ -10,7 +10,7 @@ from tvmify import tvmify
 
 
 class Checked(nn.Module):
-    def forward(self, x, *rest):  # which TorchScript does not know
+    def forward(self, x, *rest):  # TorchScript refuses star arguments
         scale = torch.tensor([[1.5, 2.5]])
         if not bool((scale > 0).all()):
             raise ValueError("not positive")
@@ -55,7 +55,7 @@ class Put(nn.Module):
 
 
 @pytest.mark.parametrize("cls", [OneElement, View, Put])
-def test_literals_change_with_what_is_written_to_their_views(cls: type[nn.Module]) -> None:
+def test_literals_change_with_writes_to_their_views(cls: type[nn.Module]) -> None:
     net = cls().eval()
     fast = tvmify(net, cache=False, compare=False)
     with warnings.catch_warnings():

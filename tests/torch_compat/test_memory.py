@@ -1,4 +1,4 @@
-"""Tensors without memory, anywhere in a module: nobody reads their bytes."""
+"""Tensors without memory, anywhere in a module: their bytes are never read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERYWHERE = [
 
 
 class Holder(nn.Module):
-    """A layer, and a tensor of which ``forward`` reads what ``read`` says."""
+    """A layer, and a tensor; ``read`` says what ``forward`` reads of it."""
 
     def __init__(self, tensor: Any, held_as: str, read: str = "nothing") -> None:
         super().__init__()

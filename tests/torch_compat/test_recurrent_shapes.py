@@ -1,4 +1,4 @@
-"""Recurrent layers are recorded by their shapes, and torch's rule is there for everybody else."""
+"""Recurrent layers are recorded by their shapes; everything else uses torch's rule."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _kinds(x: torch.Tensor) -> Any:
     flag = rows.bool()
     if rows > 1:
         flag = flag & (rows > 2)
-    # What is given by keywords is data.
+    # Keyword arguments are data.
     named = torch.div(input=torch.clone(input=rows), other=2, rounding_mode="floor")
     limited = torch.clamp(input=x, max=rows)
     return (
@@ -102,7 +102,7 @@ class Span(nn.Module):
 class RecordedSpan(Span):
     """The same for ``torch.export``."""
 
-    def forward(self, x, *rest):  # which TorchScript does not know
+    def forward(self, x, *rest):  # TorchScript refuses star arguments
         return super().forward(x)
 
 
@@ -119,7 +119,7 @@ def test_two_programs_serve_all_lengths(kind: type[Span]) -> None:
 
 
 class Written(nn.Module):
-    """Writes to tensors that were made of sizes."""
+    """Writes to tensors made from sizes."""
 
     def __init__(self, way: str) -> None:
         super().__init__()

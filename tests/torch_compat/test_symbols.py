@@ -1,4 +1,4 @@
-"""Sizes of tensors are numbers to what is recorded, and stay symbols where they can."""
+"""Sizes of tensors are numbers for recorded code, and stay symbols if possible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE_LENGTH: dict[str, Callable[..., Any]] = {
 
 
 def check(function: Callable[..., Any]) -> int:
-    """Compare calls of several lengths with eager; return how many programs they take."""
+    """Compare calls of several lengths with eager; return the number of programs."""
     fast = tvmify(function, cache=False, compare=False)
     for size in (3, 5, 8):
         x = torch.randn(size, 4)

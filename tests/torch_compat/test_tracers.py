@@ -8,7 +8,7 @@ from tvmify.torch_compat.tracers import tracer_of, tracer_of_other_threads
 
 
 def test_frames_of_other_threads_are_read_without_a_collection() -> None:
-    """In Python 3.11 a collection there ended in a segmentation fault, now and then."""
+    """In Python 3.11, a collection there sometimes ended in a segmentation fault."""
     inside, leave = threading.Event(), threading.Event()
 
     def deep(calls: int) -> None:

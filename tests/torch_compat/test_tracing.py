@@ -21,7 +21,7 @@ class Exported(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # TorchScript has no such
+    def forward(self, x: torch.Tensor, **_: object) -> torch.Tensor:  # not scriptable
         return torch.relu(self.linear(x))
 
 
@@ -41,7 +41,7 @@ def compiled(module: nn.Module, **options: object) -> nn.Module:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Be in the middle of an export of the user, in another thread, in this context."""
+    """A context in which the user exports in another thread."""
     inside, leave = threading.Event(), threading.Event()
 
     class Slow(nn.Module):
@@ -69,7 +69,7 @@ def flags() -> Iterator[None]:
 
 
 def together(calls: list[Callable[[], None]]) -> None:
-    """Make each call in its own thread; none fails, and no flag of torch is left set."""
+    """Make each call in its own thread; check that none fails or leaves a flag of torch set."""
     threads.together(torch.inference_mode()(call) for call in calls)
     assert not torch.compiler.is_compiling()
 

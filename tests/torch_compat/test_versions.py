@@ -1,4 +1,4 @@
-"""The table of supported versions, and all that quotes it."""
+"""The table of supported versions, and everything that quotes it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvmify.torch_compat import versions
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_minor_version_is_what_interfaces_depend_on():
+def test_interfaces_depend_on_the_minor_version():
     assert versions.minor("2.13.0+cpu") == versions.minor("2.13.1a0+git12") == "2.13"
 
 
@@ -35,7 +35,7 @@ def test_a_missing_pytorch_is_named():
 
 
 def test_import_with_unsupported_pytorch_fails_clearly(tmp_path: Path):
-    # It is refused before it is imported: this one has nothing that could be missing.
+    # It is refused before the import: this package is empty, so nothing of it is used.
     (tmp_path / "torch-2.9.1.dist-info").mkdir()
     (tmp_path / "torch-2.9.1.dist-info/METADATA").write_text("Name: torch\nVersion: 2.9.1\n")
     (tmp_path / "torch.py").write_text("raise SystemExit('imported')")
@@ -66,7 +66,7 @@ def test_docs_match_the_table():
     said = {line[1]: line[4] for line in cells if len(line) == 10}
     for kind, table in (("torch", versions.TORCH), ("python", versions.PYTHON)):
         for row in table:
-            # CI runs all tests with what is pinned.
+            # CI runs all tests with the pinned versions.
             assert row.tests == "all" or said[f"{kind}-{row.version}"] == row.tests
 
 

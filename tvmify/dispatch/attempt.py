@@ -25,7 +25,7 @@ from tvmify.dispatch.outcome import Compiled, Eager, Facts, Outcome
 from tvmify.dispatch.partition import by_parts
 from tvmify.dispatch.programs import Captured, Found, Made, ProgramPlace, Source
 from tvmify.dispatch.progress import Stages
-from tvmify.dispatch.proof import Prove, runs, unusable
+from tvmify.dispatch.proof import runs, unusable
 from tvmify.dispatch.reasons import without_frames
 from tvmify.dispatch.request import Request
 from tvmify.errors import (
@@ -193,8 +193,7 @@ class Attempt:
             raise
         captured = Captured.of(program)
         self._note(captured=captured)
-        wanted = self._wanted(program, repeated)
-        found = obtain(wanted, self._stages, self._proof(store))
+        found = obtain(self._wanted(program, repeated, store), self._stages)
         self._state.counts.found(found.source)
         self._note(key=found.key, source=found.source)
         if not varying.axes:
@@ -274,7 +273,9 @@ class Attempt:
             recorded.store(place, program.of(None))
         return program
 
-    def _wanted(self, program: Program, repeated: Any) -> Wanted:
+    def _wanted(
+        self, program: Program, repeated: Mapping[int, int], store: PackedWeights
+    ) -> Wanted:
         request, module = self._request, self._module
         weights = dict(zip(program.weights, module.tensors(program.weights), strict=True))
         target = keys.target_of_call(request.signature, weights, request.target)
@@ -283,11 +284,9 @@ class Attempt:
         fingerprint = program.fingerprint
         if repeated and program.asks_for_identity:
             fingerprint += f"\narguments that are one tensor: {repeated}"
-        return Wanted(request, program, fingerprint, target, weights, volatile)
-
-    def _proof(self, store: PackedWeights) -> Prove:
-        eager = self._subject.call(*self._request.call)
-        return functools.partial(runs, self._module, store, self._request, eager)
+        eager = self._subject.call(*request.call)
+        prove = functools.partial(runs, module, store, request, eager)
+        return Wanted(request, program, fingerprint, target, weights, volatile, prove)
 
     def _admit(self, executor: Executor) -> None:
         """Check that a program may run here, and register what it writes to.

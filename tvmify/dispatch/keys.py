@@ -24,7 +24,7 @@ from tvmify.target import DEVICE_OF_KIND, Target, target_for
 #: The entry that only the keys of programs for GPUs have, and its driver version for a program that
 #: was built without a GPU, which runs with any driver.
 _CUDA, _ANY = "cuda", "any"
-_TORCH = "torch"
+_TORCH, _MODES, _TUNED_FOR = "torch", "modes", "tuned for"
 
 #: What shapes an artifact, within the package: what records a call, what compiles it, here or in
 #: the compiler process, and what chooses the sizes to tune for.
@@ -77,8 +77,8 @@ def key(
             "unpacked": "\n".join(unpacked),
             "target": str(target),
             "options": options.key_text(),
-            "modes": modes_text(),
-            "tuned for": _tuned_for(target, gpu) if options.tune else "",
+            _MODES: modes_text(),
+            _TUNED_FOR: _tuned_for(target, gpu) if options.tune else "",
             "tvmify": _tvmify_text(),
             _TORCH: torch.__version__,
             "tvm": metadata.version("apache-tvm"),
@@ -95,7 +95,7 @@ def key_without_gpu(key: Key) -> Key | None:
     """
     if _CUDA not in key.entries or key.entries[_CUDA] == _cuda_text(None):
         return None
-    return Key({**key.entries, _CUDA: _cuda_text(None), "tuned for": ""})
+    return Key({**key.entries, _CUDA: _cuda_text(None), _TUNED_FOR: ""})
 
 
 def key_for_any_torch(key: Key) -> Key:
@@ -165,10 +165,20 @@ def check_place(option: Any, signature: Signature) -> None:
 
 def processor(key: Key) -> str:
     """Return the parts of a key that affect how long a kernel takes: see `Measurements`."""
-    names = ["target", "tuned for", "tvmify", "tvm"]
+    names = ["target", _TUNED_FOR, "tvmify", "tvm"]
     if _CUDA in key.entries:
         names += [_CUDA, _TORCH]  # its libraries are timed, too
     return "\n".join(key.entries[name] for name in names)
+
+
+def is_tuned(key: Key) -> bool:
+    """Whether kernels are timed for the program: no GPU is, on a machine without it."""
+    return bool(key.entries[_TUNED_FOR])
+
+
+def is_in_its_modes(key: Key) -> bool:
+    """Whether torch's modes are those of the key; another thread may have changed them."""
+    return key.entries[_MODES] == modes_text()
 
 
 def _cuda_text(gpu: torch.device | None) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -15,19 +13,16 @@ from tvmify.artifact import Artifact
 from tvmify.cache import DiskCache, Key, TwoLevels, disk_at, remote_at
 from tvmify.capture import Program
 from tvmify.dispatch import keys, on_miss
-from tvmify.dispatch.fit import misfit
-from tvmify.dispatch.keys import key_for_any_torch, key_of, key_without_gpu
+from tvmify.dispatch.keys import key_for_any_torch
 from tvmify.dispatch.programs import Found, Source
 from tvmify.dispatch.progress import Stages
 from tvmify.dispatch.proof import Prove, loads
 from tvmify.dispatch.request import Request
-from tvmify.dispatch.work import Work
+from tvmify.dispatch.work import Work, rejected
 from tvmify.options import CompileOptions
 from tvmify.runtime import Executor
 from tvmify.system import forks, variables
 from tvmify.target import Target
-
-Disk = DiskCache | TwoLevels
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,10 +31,6 @@ _LOADED: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionar
 # Held while a program is built, so that a process builds each once. Not held while one is loaded,
 # or loads would wait for builds.
 _BUILDING = forks.Lock()
-# Hashes of libraries that failed to run: they are not loaded again from any cache.
-_REJECTED: set[int] = set()
-#: Seconds to wait for another process that builds the same program, before building it here.
-_LONGEST_WAIT = 300
 
 
 @dataclass(frozen=True)
@@ -58,6 +49,9 @@ class Wanted:
         The tensors of the module that the program reads, by name.
     volatile
         Names of weights that calls write to, so the program may not keep packed copies of them.
+    prove
+        Tests a program that is built now, before it is stored. One that is built in the background
+        is only loaded.
     """
 
     request: Request
@@ -66,22 +60,32 @@ class Wanted:
     target: Target
     weights: Mapping[str, torch.Tensor]
     volatile: Collection[str]
+    prove: Prove
 
-    def key(self, unpacked: Sequence[str]) -> Key:
-        """Return the key of the program; see `tvmify.dispatch.keys.key`."""
-        request = self.request
-        return keys.key(
+    def work(self, unpacked: tuple[str, ...]) -> Work:
+        """Return what has to be done if this process does not have the program.
+
+        Parameters
+        ----------
+        unpacked
+            Names of weights that the program may not keep packed copies of.
+        """
+        request, options = self.request, self.request.options
+        key = keys.key(
             self.fingerprint,
             request.signature,
             self.weights,
             self.target,
-            request.options,
+            options,
             unpacked,
             sizes=request.varying.key_text() if request.varying.axes else "",
         )
+        prove = self.prove if on_miss.builds_now(options) else loads
+        disk = _disk(options)
+        return Work(key, disk, request, self.program, self.target, unpacked, prove)
 
 
-def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
+def obtain(wanted: Wanted, stages: Stages) -> Found:
     """Return a program from this process, the disk cache, or the compiler.
 
     Parameters
@@ -90,9 +94,6 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
         If no cache has it, it is built, and stored in the disk cache.
     stages
         Notified of each stage.
-    prove
-        Tests a program that is built now, before it is stored. One that is built in the background
-        is only loaded.
 
     Raises
     ------
@@ -101,28 +102,16 @@ def obtain(wanted: Wanted, stages: Stages, prove: Prove) -> Found:
     NotCompiled
         The program cannot be exported or built.
     """
-    options = wanted.request.options
     unpacked: tuple[str, ...] = ()
     while True:
-        work = Work(wanted.key(unpacked), wanted.request, wanted.program, unpacked)
-        key, disk = work.key, _disk(options)
+        work = wanted.work(unpacked)
+        key = work.key
         _log_key(key, stages)
         stages.begin("load")
-        find = partial(_find, work)
-        found = _shared(key) or on_miss.finished(key) or _load(key, disk, find)
+        found = _shared(key) or on_miss.finished(key) or work.load()
         if found is None:
-            work = work.without_tensors()
-            make = partial(
-                build_once,
-                key,
-                disk,
-                partial(_find, work),
-                work.build,
-                prove=prove if on_miss.builds_now(options) else loads,
-            )
-            export = partial(work.export, stages)
             with _BUILDING:  # another thread may have built it by now
-                found = _shared(key) or on_miss.resolve(key, make, export, options, stages)
+                found = _shared(key) or on_miss.resolve(work.without_tensors(), stages)
                 _LOADED.setdefault(found.key.digest, found.executor)  # for the next thread
         digest = found.key.digest
         if found.key != key:
@@ -174,92 +163,13 @@ def reject(key: Key, artifact: Artifact, problem: Exception, options: CompileOpt
     if isinstance(problem, (torch.OutOfMemoryError, torch.AcceleratorError)):
         raise problem
     _LOADED.pop(key.digest, None)
-    _REJECTED.add(hash(artifact.library))
+    rejected.add(hash(artifact.library))
     disk = _disk(options)
     if disk is not None:
         disk.reject(key, str(problem))
 
 
-def build_once(
-    key: Key,
-    disk: Disk | None,
-    find: Callable[[Disk], Executor | None],
-    build: Callable[[Stages], Artifact],
-    stages: Stages,
-    prove: Prove = lambda executor: None,
-) -> Found:
-    """Build and store a program while other processes wait, or load what they have built.
-
-    Parameters
-    ----------
-    key
-        The key of the program.
-    disk
-        Where it is stored; None to keep it in memory only.
-    find
-        Returns the program if the disk has one that fits.
-    build
-        Builds it otherwise.
-    stages
-        Notified of each stage.
-    prove
-        Tests a program before it is stored.
-    """
-    if disk is None:
-        return _found(key, _proven(build(stages), prove, stages), Source.BUILT)
-    with contextlib.ExitStack() as lock:
-        for _ in range(_LONGEST_WAIT):
-            stages.begin("wait")  # every second, so that a background build can be cancelled
-            if lock.enter_context(disk.building(key.digest, timeout=1.0)):
-                break
-        stages.begin("load")
-        # another process may have built it by now
-        if (found := _load(key, disk, find)) is not None:
-            return found
-        artifact = build(stages)
-        executor = _proven(artifact, prove, stages)
-        found = _found(key, executor, Source.BUILT)
-        stages.begin("store")
-        disk.store(found.key, artifact)
-        _REJECTED.discard(hash(artifact.library))
-    return found
-
-
-def _found(key: Key, executor: Executor, source: Source) -> Found:
-    return Found(key_of(key, executor.artifact), executor, source)
-
-
-def _proven(artifact: Artifact, prove: Prove, stages: Stages) -> Executor:
-    stages.begin("try")
-    executor = Executor(artifact)
-    prove(executor)
-    return executor
-
-
-def _load(key: Key, disk: Disk | None, find: Callable[[Disk], Executor | None]) -> Found | None:
-    executor = find(disk) if disk is not None else None
-    return None if executor is None else _found(key, executor, Source.LOADED)
-
-
-def _find(work: Work, disk: Disk) -> Executor | None:
-    # A program that was built without a GPU also serves; its verdicts get the key with the GPU.
-    candidates = key_for_any_torch(work.key), work.key, key_without_gpu(work.key)
-    for stored in dict.fromkeys(filter(None, candidates)):
-        artifact = disk.load(stored)
-        if artifact is None or (_REJECTED and hash(artifact.library) in _REJECTED):
-            continue
-        request = work.request
-        problem = misfit(artifact, stored, work.program, request.args, request.kwargs)
-        if not problem:
-            try:
-                return Executor(artifact)
-            except (RuntimeError, ValueError, TypeError) as error:
-                problem = str(error)
-        disk.reject(stored, problem)
-    return None
-
-
-def _disk(options: CompileOptions) -> Disk | None:
+def _disk(options: CompileOptions) -> DiskCache | TwoLevels | None:
     directory, url = options.cache_directory(), options.cache_url()
     if directory is None:
         return None

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Protocol
 
 import torch
 
@@ -15,18 +15,16 @@ from tvmify.cache import Key, Neighbours
 from tvmify.dispatch.building import background
 from tvmify.dispatch.building.allowance import allowance
 from tvmify.dispatch.building.background import Job
-from tvmify.dispatch.keys import modes_text
+from tvmify.dispatch.keys import is_in_its_modes
 from tvmify.dispatch.programs import Found
 from tvmify.dispatch.progress import Stages
+from tvmify.dispatch.request import Request
 from tvmify.errors import BuildError, CacheMiss, NotCompiled, SmallStack, TracedElsewhere, described
 from tvmify.options import CompileOptions
 from tvmify.runtime import casting, casts_now
 from tvmify.system.faults import environment_fault
 from tvmify.system.stack import has_small_stack
 from tvmify.torch_compat.tracing import tracer_elsewhere
-
-#: Builds a program, and reports its stages.
-Build: TypeAlias = Callable[[Stages], Found]
 
 # Background jobs by the digest of their key, as long as an outcome refers to them.
 _jobs: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
@@ -203,21 +201,29 @@ def finished(key: Key) -> Found | None:
     ) from error
 
 
-def resolve(
-    key: Key,
-    build: Build,
-    export: Callable[[], object],
-    options: CompileOptions,
-    stages: Stages,
-) -> Found:
-    """Handle a program that is in no cache, as ``on_miss`` says.
+class Buildable(Protocol):
+    """A program that is in no cache: `tvmify.dispatch.work.Work`."""
 
-    Parameters
-    ----------
-    build
-        Compiles the program. It may be called later, in another thread.
-    export
-        The first stage of ``build``, which fails if the program cannot be captured.
+    @property
+    def key(self) -> Key:
+        """The key of the program."""
+        ...
+
+    @property
+    def request(self) -> Request:
+        """What it is built for."""
+        ...
+
+    def export(self, stages: Stages) -> object:
+        """Run the first stage of the build, which fails if the program cannot be captured."""
+
+    def make(self, stages: Stages) -> Found:
+        """Build the program; may be called later, in another thread."""
+        ...
+
+
+def resolve(work: Buildable, stages: Stages) -> Found:
+    """Handle a program that is in no cache, as ``on_miss`` says.
 
     Raises
     ------
@@ -226,11 +232,12 @@ def resolve(
     NotCompiled
         The program cannot be compiled.
     """
+    key, options = work.key, work.request.options
     if builds_now(options):
-        return build(stages)
+        return work.make(stages)
     reason = f"no cache has the program of this call (key {key.digest[:16]})"
     if options.on_miss == "background":
-        job = _submitted(key, build)
+        job = _submitted(work)
         if job is None:
             queue = f"{reason}, and the build queue is full ({background.MOST_WAITING} programs)"
             raise Missing(
@@ -240,7 +247,7 @@ def resolve(
         raise Missing(
             waits, "Nothing to do: a later call will run it.", "", lambda: job.is_over, job
         )
-    export()  # raises for control flow that depends on values, so that regions are tried
+    work.export(stages)  # raises for control flow that depends on values, so that regions are tried
     title, *lines = Neighbours(options.cache_directory()).lines(key) or [""]
     reason += f"; {title} {'; '.join(lines)}" if lines else ""
     warm_up = "Compile it ahead of time with `tvmify warmup` or warmup()"
@@ -250,19 +257,20 @@ def resolve(
     raise Missing(reason, next_step, _NOT_BUILT, lambda: False)
 
 
-def _submitted(key: Key, build: Build) -> Job | None:
-    """Return the job that builds a key, a new one if needed; None if the queue is full."""
-    job = _jobs.get(key.digest)
+def _submitted(work: Buildable) -> Job | None:
+    """Return the job that builds a program, a new one if needed; None if the queue is full."""
+    digest = work.key.digest
+    job = _jobs.get(digest)
     if job is not None and not job.is_over:
         return job
-    job = Job(_in_the_background(key, build))
+    job = Job(_in_the_background(work))
     if not background.worker.submit(job):
         return None
-    _jobs[key.digest] = job
+    _jobs[digest] = job
     return job
 
 
-def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]], object]:
+def _in_the_background(work: Buildable) -> Callable[[Callable[[], None]], object]:
     """Return a function that builds in this thread's modes; it returns None if they changed."""
     casts, device = casts_now(), torch.get_default_device()
     is_inference = torch.is_inference_mode_enabled()  # its tensors cannot be traced outside it
@@ -273,14 +281,14 @@ def _in_the_background(key: Key, build: Build) -> Callable[[Callable[[], None]],
             stack.enter_context(casting(casts))
             if device != torch.get_default_device():
                 stack.enter_context(device)
-            stages = _Watchful(between, key.entries["modes"])
+            stages = _Watchful(between, work.key)
             try:
-                built = build(stages)
+                built = work.make(stages)
             except _OtherModes:
                 return None
             finally:
                 stages.end()
-            return built if modes_text() == key.entries["modes"] else None
+            return built if is_in_its_modes(work.key) else None
 
     return run
 
@@ -297,15 +305,15 @@ class _Watchful(Stages):
 
     threads = 1
 
-    def __init__(self, between: Callable[[], None], modes: str) -> None:
+    def __init__(self, between: Callable[[], None], key: Key) -> None:
         super().__init__("in the background", visible=False)
         self._between = between
-        self._modes = modes
+        self._key = key
 
     def begin(self, name: Stage) -> None:
         self._between()
         # Not in other stages: the compiler turns autocast off itself.
-        if name in ("export", "store") and modes_text() != self._modes:
+        if name in ("export", "store") and not is_in_its_modes(self._key):
             raise _OtherModes
         super().begin(name)
 

@@ -39,7 +39,7 @@ void unmap(void* first, size_t bytes) { munmap(first, round_up(bytes, kHugePage)
 
 void check(const void* memory, size_t bytes) {
   TORCH_CHECK_WITH(OutOfMemoryError, memory != nullptr, "there is no memory for ", bytes,
-                   " bytes of packed weights: ", std::strerror(errno));
+                   " bytes for compiled code: ", std::strerror(errno));
 }
 
 }  // namespace

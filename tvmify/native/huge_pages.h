@@ -1,4 +1,4 @@
-// Memory for packed weights, in huge pages.
+// Memory in huge pages: for packed weights, and for the blocks of calls.
 //
 // A call reads each weight from memory once, with a page table walk for every page. With pages of
 // 2 MB instead of 4 KB, products of few rows are faster by a tenth to a third, and so is packing,

@@ -206,7 +206,7 @@ Library::Lease Library::lease(c10::Device device) const {
       return {pool, std::unique_ptr<Machine>(machine), !device.is_cpu()};
     }
   }
-  return {pool, make_machine(device, kPooledAllocator), !device.is_cpu()};
+  return {pool, make_machine(device, kPoolAllocator), !device.is_cpu()};
 }
 
 Library::Lease Library::lease_for_packing(c10::Device device) const {
@@ -241,7 +241,7 @@ std::unique_ptr<Library::Machine> Library::make_machine(c10::Device device, int 
     const c10::StreamGuard stream(cuda.getDefaultStream(device));
     constexpr int kGpu = kDLCUDA;
     const int index = device.index();
-    initialize(kGpu, index, kTorchAllocator, kCpu, /*device_id=*/0, memory);
+    initialize(kGpu, index, memory, kCpu, /*device_id=*/0, memory);
     cuda.synchronizeStream(stream.current_stream());
   }
   ffi::Function main = module->GetFunction("main").value();

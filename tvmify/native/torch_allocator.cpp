@@ -10,6 +10,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "block_pool.h"
 #include "fork_safe_mutex.h"
 #include "huge_pages.h"
 #include "tensor_bridge.h"
@@ -50,7 +51,7 @@ Buffers& buffers() {
 class TorchAllocator final : public memory::Allocator {
  public:
   explicit TorchAllocator(DLDevice device)
-      : Allocator(static_cast<memory::AllocatorType>(kTorchAllocator)),
+      : Allocator(static_cast<memory::AllocatorType>(kPoolAllocator)),
         device_(torch_device(device)),
         torch_(c10::GetAllocator(device_.type())) {}
 
@@ -83,10 +84,10 @@ class TorchAllocator final : public memory::Allocator {
 // TVM looks up a function of this name, which ends early for device types that TVM cannot name, and
 // uses its own allocator if there is none or it returns null.
 void* allocator_for(DLDevice device, int type) {
-  memory::Allocator* made = nullptr;
-  if (type == kTorchAllocator) made = new TorchAllocator(device);
-  if (type == kHugePageAllocator) made = new HugePageAllocator();
-  return made;
+  if (type == kHugePageAllocator) return new HugePageAllocator();
+  if (type != kPoolAllocator) return nullptr;
+  if (device.device_type == kDLCPU) return new BlockPool();
+  return new TorchAllocator(device);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() { ffi::reflection::GlobalDef().def("DeviceAllocator.", allocator_for); }

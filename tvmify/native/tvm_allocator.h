@@ -4,16 +4,12 @@
 #include <dlpack/dlpack.h>
 #include <tvm/ffi/container/shape.h>
 
-#include <atomic>
 #include <cstddef>
 #include <mutex>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
 // Copied from TVM's tvm/runtime/memory/memory_manager.h, which includes a header that the wheel
-// lacks, and from its pooled_allocator.h; the library refuses any version of TVM other than the one
-// it was built against.
+// lacks; the library refuses any version of TVM other than the one it was built against.
 namespace tvm::runtime::memory {
 
 enum AllocatorType { kNaive = 1, kPooled };
@@ -49,18 +45,6 @@ class __attribute__((visibility("default"))) Allocator {
   AllocatorType type_;
 };
 
-// Declared for its lock alone; TVM defines the functions.
-class PooledAllocator : public Allocator {
- public:
-  std::recursive_mutex& mutex() { return mu_; }
-
- protected:
-  size_t page_size_;
-  std::atomic<size_t> used_memory_;
-  std::unordered_map<size_t, std::vector<Buffer>> memory_pool_;
-  std::recursive_mutex mu_;
-};
-
 class __attribute__((visibility("default"))) MemoryManager {
  public:
   static MemoryManager* Global();
@@ -75,8 +59,8 @@ class __attribute__((visibility("default"))) MemoryManager {
 
 namespace tvmify {
 
-// For `vm_initialization`: TVM's pooling allocator, and ours. TVM's type for them has the values 0
-// to 3, of which TVM uses 1 and 2.
-constexpr int kPooledAllocator = 2, kHugePageAllocator = 0, kTorchAllocator = 3;
+// For `vm_initialization`. TVM's type has the values 0 to 3, of which TVM uses 1 and 2. The pool is
+// a `BlockPool` on the CPU, and PyTorch's allocator on GPUs.
+constexpr int kHugePageAllocator = 0, kPoolAllocator = 3;
 
 }  // namespace tvmify

@@ -5,7 +5,6 @@
 #include <tvm/ffi/c_api.h>
 
 #include <mutex>
-#include <new>
 
 #include "fork_safe_mutex.h"
 #include "tvm_allocator.h"
@@ -17,29 +16,9 @@ namespace memory = tvm::runtime::memory;
 
 memory::MemoryManager& manager() { return *memory::MemoryManager::Global(); }
 
-// TVM never destroys it.
-memory::PooledAllocator& pool() {
-  static auto* const pool = static_cast<memory::PooledAllocator*>(
-      memory::MemoryManager::GetOrCreateAllocator({kDLCPU, 0}, memory::kPooled));
-  return *pool;
-}
+void lock_tvm_memory() { manager().mutex().lock(); }
 
-// TVM, too, locks the manager first where it locks both.
-void lock_tvm_memory() {
-  manager().mutex().lock();
-  pool().mutex().lock();
-}
-
-void unlock_tvm_memory() {
-  pool().mutex().unlock();
-  manager().mutex().unlock();
-}
-
-void renew_tvm_memory() {
-  // A recursive mutex knows its owner by a number that the thread does not have here.
-  new (&pool().mutex()) std::recursive_mutex;
-  manager().mutex().unlock();
-}
+void unlock_tvm_memory() { manager().mutex().unlock(); }
 
 ForkSafeMutex looking_up;
 
@@ -59,7 +38,7 @@ int make_once(void** place, int (*make)(void**)) {
 
 void hold_tvm_memory_at_forks() {
   [[maybe_unused]] static const int watching =
-      (pool(), pthread_atfork(lock_tvm_memory, unlock_tvm_memory, renew_tvm_memory));
+      pthread_atfork(lock_tvm_memory, unlock_tvm_memory, unlock_tvm_memory);
 }
 
 void use_fork_safe_lookup(void* handle) {

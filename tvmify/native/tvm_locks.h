@@ -3,7 +3,7 @@
 
 namespace tvmify {
 
-// From the first call on, a fork waits for threads that allocate or free TVM's memory, which takes
+// From the first call on, a fork waits for threads that look up TVM's allocators, which takes
 // microseconds. Otherwise a child could inherit a lock that no thread releases.
 void hold_tvm_memory_at_forks();
 

@@ -23,6 +23,7 @@ from tvmify.saved.result_text import (
     TensorPlace,
     Writer,
     annotation,
+    argument_source,
     homes_of,
     plain,
 )
@@ -228,7 +229,8 @@ class _Seen(NamedTuple):
             )
         computed = [TensorPlace(i) for i in range(computed_count(artifact.outputs))]
         arguments = [
-            TensorPlace(~places[id(leaf)]) if id(leaf) in places else leaf for leaf in leaves
+            TensorPlace(argument_source(places[id(leaf)])) if id(leaf) in places else leaf
+            for leaf in leaves
         ]
         made = materialize(
             artifact.outputs, computed, arguments, view=TensorPlace.viewed, size=SizePlace.of
@@ -236,7 +238,7 @@ class _Seen(NamedTuple):
         sources = [leaf.source for leaf in made if isinstance(leaf, TensorPlace)]
         # The tensors whose sizes are symbols follow those of the result.
         homes = homes_of(artifact, len(sources))
-        sources += [~places[id(leaves[home.leaf])] for home in homes.values()]
+        sources += [argument_source(places[id(leaves[home.leaf])]) for home in homes.values()]
         shapes = artifact.shapes and _of_tensors(artifact.shapes, places, leaves)
         structure = structure_of(artifact.output_structure)
         if holds_objects(structure):

@@ -35,7 +35,7 @@ class TensorPlace:
     Attributes
     ----------
     source
-        The index of the program's tensor, or ~i for the i-th tensor of the arguments.
+        The number of the program's tensor, or what `argument_source` returns.
     geometry
         Geometry of the view of that tensor.
     """
@@ -58,6 +58,11 @@ class TensorPlace:
         sizes, strides, (offset,) = ([_code(n, symbols) for n in part] for part in numbers)
         offset = f"{whole}.storage_offset() + {offset}"
         return f"torch.as_strided({whole}, [{', '.join(sizes)}], [{', '.join(strides)}], {offset})"
+
+
+def argument_source(tensor: int) -> int:
+    """Return the source that stands for a tensor of the arguments in `SavedModule`."""
+    return ~tensor
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ VARIABLES = (
     "TVMIFY_COMPARE",
     "TVMIFY_DISABLE",
     "TVMIFY_RECORD",
+    "TVMIFY_STRICT_COMPILER",
     "TVMIFY_SYSTEM_LINKER",
 )
 
@@ -52,6 +53,11 @@ def disabled() -> bool:
 def system_linker() -> bool:
     """Whether ``TVMIFY_SYSTEM_LINKER`` has the system's C++ compiler link compiled code."""
     return _flag("TVMIFY_SYSTEM_LINKER", False)
+
+
+def strict_compiler() -> bool:
+    """Whether ``TVMIFY_STRICT_COMPILER`` makes failing converters and schedule rules errors."""
+    return _flag("TVMIFY_STRICT_COMPILER", False)
 
 
 def may_compare() -> bool:

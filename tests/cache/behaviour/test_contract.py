@@ -1,6 +1,6 @@
-"""What every cache does, each held to it by a class with the name of the cache.
+"""The contract of all caches, with a test class for each cache.
 
-A cache gets the tests of the mixins that its class names, as those of cachetools do.
+The class of a cache inherits its tests from mixins, as in cachetools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tvmify.cache.disk import LIBRARY
 
 
 class Clock:
-    """Tells a later second each time."""
+    """Returns a later second each time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,10 +35,10 @@ class Clock:
 
 
 class CacheContract:
-    """What holds for every cache."""
+    """Tests for every cache."""
 
     def make(self, place: Path) -> Cache[Key, Artifact]:
-        """Return a cache of what is at a place; empty at first."""
+        """Return a cache at a path; empty at first."""
         raise NotImplementedError
 
     def test_unknown_key_is_a_miss(self, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ class CacheContract:
         cache = self.make(tmp_path)
         cache.store(Key(OTHER.entries), artifact(b"gelu"))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TvmifyWarning)  # caches that keep files say so
+            warnings.simplefilter("ignore", TvmifyWarning)  # caches that keep files warn
             assert cache.load(Key(KEY.entries)) is None
 
     def test_threads_get_the_value_of_their_key(self, tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ class CacheContract:
 
 
 class BoundedContract:
-    """What holds for a cache with a limit: a full one evicts, first what was not used longest."""
+    """Tests for a cache with a limit: a full one evicts the least recently used entries first."""
 
     def of_four(self, place: Path) -> Cache[Key, Artifact]:
-        """Return a cache that may keep four entries, with a clock that never stands still."""
+        """Return a cache for four entries, with a clock that always advances."""
         raise NotImplementedError
 
     def test_the_least_recently_used_leaves_first(self, tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ class BoundedContract:
 
 
 class StoredContract:
-    """What holds for a cache that outlives its process."""
+    """Tests for a cache that outlives its process."""
 
     def make(self, place: Path) -> Cache[Key, Artifact]:
-        """Return a cache of what is at a place."""
+        """Return a cache at a path."""
         raise NotImplementedError
 
     def damage(self, place: Path, key: Key) -> None:
-        """Change what is stored under a key, without the cache."""
+        """Change the files of an entry behind the cache's back."""
         raise NotImplementedError
 
     def test_another_process_gets_it(self, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ class TestRemoteObjects(CacheContract, StoredContract):
 
 
 class TestTwoLevels(CacheContract, StoredContract):
-    """A directory in front of a shared folder: damaged is what is so in both."""
+    """A directory in front of a shared folder; damage affects both."""
 
     def make(self, place: Path) -> Cache[Key, Artifact]:
         return TwoLevels(DiskCache(place / "near"), RemoteCache(f"file://{place}/far"))
@@ -230,7 +230,7 @@ class TestTwoLevels(CacheContract, StoredContract):
 
 
 class TestNothingNear(CacheContract, StoredContract):
-    """Two levels, of which only the second has kept anything when it is asked again."""
+    """Two levels, of which only the second keeps its entries."""
 
     def make(self, place: Path) -> Cache[Key, Artifact]:
         near = DiskCache(place / "near")

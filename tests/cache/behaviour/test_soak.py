@@ -1,6 +1,6 @@
-"""The disk cache under load, under fire and on a bad disk.
+"""The disk cache under load, with killed processes and with a bad disk.
 
-About a thirtieth of what ``make soak`` runs; TVMIFY_SOAK is the part of it.
+By default this runs about a thirtieth of ``make soak``; TVMIFY_SOAK is the fraction.
 """
 
 from __future__ import annotations

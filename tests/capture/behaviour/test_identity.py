@@ -1,4 +1,4 @@
-"""Code that asks whether two arguments are one tensor hears what it would hear in eager."""
+"""Code that checks whether two arguments are the same tensor gets eager's answer."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_each_aliasing_pattern_is_specialized(make: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda layer: layer, Around])
-def test_self_attention_takes_the_path_of_eager(wrap: Callable[[nn.Module], nn.Module]) -> None:
+def test_self_attention_follows_the_path_of_eager(wrap: Callable[[nn.Module], nn.Module]) -> None:
     torch.manual_seed(0)
     plain = wrap(nn.MultiheadAttention(8, 2, batch_first=True)).eval()
     net = tvmify(plain, cache=False, compare=False, strict=True)
     x, y = torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     padding = torch.zeros(2, 3, dtype=torch.bool)
-    padding[1] = True  # on its fast path, for self-attention alone, such rows are NaN
+    padding[1] = True  # such rows are NaN on the fast path, but for self-attention only
     options = {"key_padding_mask": padding, "need_weights": False}
     with torch.inference_mode():
         for args in (x, x, x), (x, y, y), (x, x.clone(), x):

@@ -1,4 +1,4 @@
-"""Masks of padding in PyTorch's own attention layers, whose fast paths ask about gradients."""
+"""Padding masks in PyTorch's attention layers, whose fast paths check for gradients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class Recorded(Layer):
-    def forward(self, x, mask, *rest):  # which TorchScript does not know
+    def forward(self, x, mask, *rest):  # TorchScript refuses star arguments
         return self.layer(x, src_key_padding_mask=mask)
 
 

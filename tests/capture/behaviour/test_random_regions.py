@@ -1,7 +1,7 @@
-"""Random programs with branches, loops, writes, views and state, cut into regions, against uncut.
+"""Random programs with branches, loops, writes, views and state, split into regions.
 
-Regions run in PyTorch here, so that hundreds of programs take seconds: what is tested is that the
-parts are put together as they were.
+Regions run in PyTorch here, so that hundreds of programs take seconds. The test is that the parts
+together give the same results as the whole program.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _scripted(seed: int, folder: Path) -> Any:
 
 
 class _InPyTorch:
-    """A region that is not compiled; its results own their memory, as if it were."""
+    """A region that is not compiled; its results own their memory, like compiled ones."""
 
     def __init__(self, part: Part) -> None:
         self._run = part.in_eager
@@ -148,7 +148,7 @@ def test_random_programs_match_after_region_splitting(tmp_path: Path) -> None:
                 for a, b in zip(left, right, strict=True):
                     assert torch.allclose(a, b, equal_nan=True), f"seed {seed}, call {call}, {i}"
                 assert ours.count == theirs.count
-                if i < 2:  # what shares memory shows when one of it is written
+                if i < 2:  # a write shows which tensors share memory
                     found[i].mul_(1.25)
                     expected[i].mul_(1.25)
         calls += sum(region.calls for region in regions.values())

@@ -1,4 +1,4 @@
-"""What cannot be one program is refused, with the place and the next step."""
+"""Modules that cannot be one program are refused, with the place and the next step."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Seeding(nn.Module):
 
 
 def test_seeding_forward_is_refused() -> None:
-    """Recorded, it would be seeded once, and not in the program."""
+    """The seed would be set once, during the recording, but not in the program."""
     with pytest.raises(CaptureError, match=r"manual_seed.*before the call"):
         capture(Seeding().eval(), (torch.rand(3),), {})
-    torch.manual_seed(1)  # here it may
+    torch.manual_seed(1)  # allowed here
 
 
 def test_argument_list_is_not_mutated() -> None:
@@ -83,7 +83,7 @@ def test_argument_list_is_not_mutated() -> None:
 
 
 def test_the_reason_is_the_same_at_every_attempt() -> None:
-    # torch itself says of the second attempt that it cannot redefine the method
+    # at a second attempt, torch says that it cannot redefine the method
     reasons = {capture(nets.Starred(nn.ReLU()), (torch.rand(3),), {}).reason for _ in range(3)}
     assert len(reasons) == 1
     (reason,) = reasons
@@ -123,7 +123,7 @@ def test_tensor_made_from_a_number_is_not_a_write(mode: Any) -> None:
 def test_failed_export_prints_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """torch prints the whole graph up to there."""
+    """torch would print the whole graph so far."""
 
     def split(x: Tensor, parts: Tensor) -> tuple[Tensor, ...]:
         return torch.tensor_split(x, parts)
@@ -134,7 +134,7 @@ def test_failed_export_prints_nothing(
 
 
 def test_raising_call_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """torch logs the traceback of an operator that fails without elements."""
+    """torch would log the traceback of an operator that fails on fake tensors."""
     net = tvmify(nn.Linear(4, 2).eval())
     with (
         torch.no_grad(),

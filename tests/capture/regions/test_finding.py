@@ -1,4 +1,4 @@
-"""Which parts of a graph become regions. Nothing is compiled here."""
+"""The parts of a graph that become regions. Nothing is compiled here."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_no_region_means_no_driver() -> None:
 
 
 class Keeps(nn.Module):
-    """Two methods set attributes; one of these is not set by forward."""
+    """Two methods set attributes; forward does not set one of them."""
 
     def __init__(self) -> None:
         super().__init__()

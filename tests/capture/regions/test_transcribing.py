@@ -1,4 +1,4 @@
-"""Plain code between regions is written in Python again: its values are Python's."""
+"""Plain code between regions is transcribed to Python: its values are Python's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def program(x: Tensor, integers: Tensor, floats: Tensor):
 
 
 def _program(folder: Path, code: str) -> Any:
-    """Return a function that branches on values, and then evaluates the last statement of this."""
+    """Return a function that branches on values, then runs this code and returns its last value."""
     *statements, expression = code.split("; ")
     lines = "".join(f"    {line}\n" for line in statements)
     source = _SOURCE.format(statements=lines, expression=expression)
@@ -87,7 +87,7 @@ def _each(rows: list[str]) -> list[str]:
     return [code for row in rows for code in row.split("|")]
 
 
-#: What TorchScript cannot compile, or would compile to something else.
+#: Code that TorchScript cannot compile, or would compile to something else.
 _REFUSED = _each(
     """~m|len(range(n, m))|n %= m; n|n **= 2; n|round(w, 1)|math.isclose(v, w)|math.trunc(v)
 s.endswith("b", 0, 2)|s * 2|s.rfind("b", 0, -1)|s.find("b", 0, -1)|s.center(9)""".splitlines()
@@ -97,7 +97,7 @@ s.endswith("b", 0, 2)|s * 2|s.rfind("b", 0, -1)|s.find("b", 0, -1)|s.center(9)""
 def _outcome(run: Any, call: tuple[Tensor, ...]) -> str:
     try:
         value = run(*call)[1]
-    except Exception:  # eager then computes the call again, and raises its own
+    except Exception:  # eager then runs the call again, and raises its own error
         return "raises"
     if isinstance(value, Tensor):
         return f"{value.dtype} {value.tolist()!r}"
@@ -176,7 +176,7 @@ class _Numbers(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.factor = 3  # TorchScript has 3.0
+        self.factor = 3  # TorchScript would have 3.0
 
     def forward(self, x: Tensor) -> tuple[Tensor, str]:
         y = torch.exp(x).sin().cos()

@@ -1,4 +1,4 @@
-"""Arguments that are not given, or None, or of another type than the default's."""
+"""Arguments that are missing, None, or of another type than the default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules whose source file changes after it was imported."""
+"""Modules whose source file changes after the import."""
 
 from __future__ import annotations
 

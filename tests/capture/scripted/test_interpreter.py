@@ -1,4 +1,4 @@
-"""The interpreter's own operators mean what TorchScript's mean."""
+"""The interpreter's own operators compute the same as TorchScript's."""
 
 import math  # noqa: F401  (TorchScript finds it here)
 from typing import Any, Optional  # noqa: F401

@@ -1,4 +1,4 @@
-"""Nothing that was made for a capture keeps a module's tensors, once its program is loaded."""
+"""Nothing made for a capture keeps a module's tensors alive, once its program is loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Ignoring(nn.Module):
 
 
 class Exported(nn.Module):
-    """What TorchScript begins to compile, and then cannot."""
+    """A module that TorchScript begins to compile, and then refuses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def _sequential() -> nn.Module:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], nn.Module]], Any]]:
-    """Call a module whose program is on disk, from then on without the garbage collector."""
+    """Call a module whose program is on disk, and turn off the garbage collector after that."""
 
     def load(make: Callable[[], nn.Module]) -> Any:
         tvmify(make().eval())(X)  # stores the program

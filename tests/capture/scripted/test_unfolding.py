@@ -1,4 +1,4 @@
-"""Source as TorchScript compiles it, with Python's meaning."""
+"""Source for TorchScript that keeps Python's meaning."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def naming_lazy_module(x: Tensor) -> Tensor:
 
 
 def test_lookup_does_not_import_lazy_submodules(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So torch imports torch._dynamo and sympy, which takes a second.
+    # This makes torch import torch._dynamo and sympy, which takes a second.
     imported: list[str] = []
     monkeypatch.setattr(lazy, "__getattr__", imported.append, raising=False)
     with unfolded(frozenset()):

@@ -1,4 +1,4 @@
-"""Operators that PyTorch computes inside of the compiled program."""
+"""Operators that PyTorch computes inside the compiled program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tvmify.errors import UnsupportedOperator
 
 IMAGES = torch.randn(1, 3, 8, 8)
 
-# Each has something for TVM before, or after, the operator.
+# Each has work for TVM before or after the operator.
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "aten.grid_sampler_2d.default": (
         lambda x, g: F.grid_sample(2 * x, g, padding_mode="border", align_corners=False).relu(),
@@ -30,7 +30,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (torch.randn(4, 5), torch.tensor([-1.0, 0.0, 1.0])),
     ),
     "aten.histc.default": (lambda x: 2 * torch.histc(2 * x, 4), (torch.randn(20),)),
-    # Arguments that are an empty list, and a result that is one of indices.
+    # An empty list among the arguments, and a result with indices.
     "aten.max_pool2d_with_indices.default": (
         lambda x: F.max_pool2d(2 * x, 2, stride=(), return_indices=True),
         (IMAGES,),
@@ -45,14 +45,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda i, w, o: 2 * F.embedding_bag(i, w, o, mode="mean"),
         (torch.randint(0, 9, (6,)), torch.randn(10, 4), torch.tensor([0, 3])),
     ),
-    # An argument that is a list of flags, and a result that is None.
+    # A list of flags as argument, and None as result.
     "aten.convolution_backward.default": (
         lambda g, x, w: torch.ops.aten.convolution_backward(
             2 * g, x, w, [4], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
         )[1:],
         (torch.randn(1, 4, 6, 6), IMAGES, torch.randn(4, 3, 3, 3)),
     ),
-    # Complex numbers on the way from one to the next.
+    # Complex numbers passed from one operator to the next.
     "aten._fft_r2c.default": (
         lambda x: torch.fft.irfft(torch.fft.rfft(2 * x).conj() * torch.fft.rfft(x)).relu(),
         (torch.randn(3, 8),),

@@ -1,4 +1,4 @@
-"""What an artifact describes, what is refused, and what is copied."""
+"""The description in an artifact, refusals, and copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tvmify.target import Target
 
 
 class Holder(nn.Module):
-    """Returns what it holds and what it is given."""
+    """Returns its attribute and its argument."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ class ChannelsLastNorm(nn.Module):
 
 def test_inverse_transposes_cancel():
     artifact = check(ChannelsLastNorm(), torch.randn(1, 8, 9, 9))
-    # What is left: one of the input and one of the result.
+    # The remaining ones: one for the input and one for the result.
     names = [name for name in artifact.report["kernels"] if name.startswith("transpose")]
     assert len(names) == 2
     assert "fused_conv2d_add" in artifact.report["kernels"]
@@ -151,12 +151,12 @@ def test_average_pooling(options: dict[str, Any]):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(3, 2, 1)], ids=repr)
 def test_pooling_among_convolutions_of_other_dtypes(pool: nn.Module, dtype: torch.dtype):
-    # Channels come last there, for which TVM's own pools are not taken.
+    # Images are channels last there, and TVM's own pools are not used for them.
     module = nn.Sequential(nn.Conv2d(3, 8, 3), pool, nn.Conv2d(8, 5, 1)).to(dtype)
     x = torch.randn(1, 3, 14, 14).to(dtype)
     hole = x.clone()
     hole[0, 0, 4, 4] = float("nan")
-    # On some processors eager's bfloat16 convolution spreads a NaN to pixels that do not see it.
+    # On some processors eager's bfloat16 convolution spreads a NaN beyond its window.
     artifact = check(module, x if dtype is torch.bfloat16 else hole)
     assert "pooling" in artifact.report["kernels"].values()
     expected = copy.deepcopy(module).double()(hole.double())
@@ -248,7 +248,7 @@ def test_normalization_of_volumes(norm: nn.Module, batch: int):
 
 
 def test_images_are_normalized_in_the_layout_of_convolutions():
-    """Which have the channels last, so that one is no row in memory."""
+    """With channels last, a channel is not contiguous in memory."""
     norm = nn.InstanceNorm2d(16)
     net = nn.Sequential(nn.Conv2d(3, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 16, 3), norm)
     rules = check(net, torch.randn(1, 3, 12, 12)).report["kernels"]
@@ -297,9 +297,7 @@ def test_volumes():
 
 
 def test_depthwise_volumes_are_one_kernel_each():
-    """With padding along each axis or none, at every stride; a count of channels that fills no
-    vector.
-    """
+    """With and without padding along each axis, at every stride; channels fill no vector."""
     whole = nn.Conv3d(20, 20, 3, padding=1, groups=20)
     strided = nn.Conv3d(20, 20, (3, 2, 3), (2, 1, 2), (2, 0, 1), (2, 1, 1), groups=20)
     along_depth = nn.Conv3d(20, 20, (5, 1, 1), padding=(2, 0, 0), groups=20, bias=False)

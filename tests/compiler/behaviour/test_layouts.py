@@ -1,4 +1,4 @@
-"""Transposes that are left once images are channels last."""
+"""Transposes that remain after images are channels last."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.compiler.programs import check
 
 
 def _transposes(artifact):
-    # Those that are fused with a reshape or a packing are of weights, in the pack function.
+    # Those fused with a reshape or packing belong to weights, in the pack function.
     return [n for n in artifact.report["kernels"] if n.startswith("transpose")]
 
 
 class _Block(nn.Module):
-    """A block of a ConvNeXt: depthwise, norm and two products over channels, scale, residual."""
+    """A block of ConvNeXt: depthwise, norm and two products over channels, scale, residual."""
 
     def __init__(self, channels):
         super().__init__()

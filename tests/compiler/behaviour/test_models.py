@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 
 class Logits(nn.Module):
-    """The first tensor of what a model of transformers returns."""
+    """The first tensor of the result of a model of transformers."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Elements that change their places: known positions, rows of pieces, lanes out of order."""
+"""Elements that change their positions: known positions, rows of pieces, lanes out of order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What NEON's vectors compute, read off the assembly: no machine of the tests has them.
+"""The use of NEON's vectors, checked in the assembly, since no test machine has them.
 
-Products of matrices, convolutions, attention and transposes have such tests beside their others.
+Such tests of matrix products, convolutions, attention and transposes are with their other tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 
 op = relax.op
 
-#: On four floats. A maximum that keeps NaN is a comparison and a choice.
+#: Instructions on four floats. A maximum that keeps NaN is a comparison and a selection.
 MULTIPLY_ADD, ADD, MAXIMUM = (rf"\b{name}\tv\d+\.4s" for name in ("fmla", "fadd", "fcmg[et]"))
 # Maxima that keep NaN compare bits, not numbers.
 INTEGER_MAXIMUM = r"\bsmax\tv\d+\.4s"
@@ -74,4 +74,4 @@ def test_pools_and_reductions(
 def test_functions(name: str):
     text = build(lambda _, x: getattr(op, name)(x), [random(64)], target=NEON).assembly()
     assert re.search(MULTIPLY_ADD, text)
-    assert bool(re.search(CALL, text)) == (name == "sin")  # of a huge argument
+    assert bool(re.search(CALL, text)) == (name == "sin")  # for a huge argument

@@ -1,4 +1,4 @@
-"""Statistics of numbers that share a large offset, or are all equal, against float64."""
+"""Statistics of numbers with a large common offset, or all equal, against float64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[int, ...], float]] = {
 
 
 def errors(function: Callable[..., Any], x: torch.Tensor) -> list[tuple[float, float, float]]:
-    """Return, for each result, the error, eager's, and the largest number."""
+    """Return, for each result, our error, eager's error, and the largest number."""
     if isinstance(function, nn.Module):
         function.eval().float()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Memory of a program: what is not needed any more is written over."""
+"""Memory of a program: buffers that are no longer needed are reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvmify.torch_compat.silence import silenced
 
 
 def storages(module: nn.Module, x: torch.Tensor) -> list[int]:
-    """Return the bytes of each piece of memory that a call of a program takes."""
+    """Return the sizes of the buffers that a call of a program allocates."""
     prepare_tvm()
     tvm_target = pipeline.tvm_target(target())
     with torch.no_grad(), silenced():

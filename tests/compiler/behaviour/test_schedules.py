@@ -1,7 +1,7 @@
-"""No kernel leaves the compiler unscheduled, and no rule gives up on what it takes.
+"""Every kernel is scheduled, and no rule fails on a function that it accepts.
 
 Models and operators of the benchmarks are lowered and scheduled, but not built: LLVM would take
-minutes. Some of them are also for processors that this one is not.
+minutes. Some of them are also scheduled for other processors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON
 from tests.compiler.programs import target
 from tvmify.compiler.environment import prepare_tvm
 
-#: Their constants have values, so they cannot be built without memory.
+#: Their constants have values, so they cannot be built from tensors without memory.
 REAL = {
     "vit_base",
     "bert_base",
@@ -32,10 +32,10 @@ REAL = {
     "whisper_tiny",
     "lstm",
 }
-#: Have kernels of most kinds between them, and are lowered in three seconds at most.
+#: Together they have most kinds of kernels, and each is lowered in at most three seconds.
 EVERYWHERE = {"unet", "minilm_16", "whisper_tiny", "lstm", "mlp_64", "dlrm"}
 OTHERS = [machine for machine in (AVX512, AVX2, NEON) if machine is not NATIVE]
-#: What PyTorch computes, inside of the program.
+#: The bridged operators.
 BRIDGED = {
     "adaptive_max_pool2d",
     "embedding_bag",
@@ -48,9 +48,9 @@ BRIDGED = {
 def given_up(
     module: nn.Module, args: tuple[Any, ...], others: Sequence[Target] = ()
 ) -> dict[str, str]:
-    """Return operators that TVM does not compute, or kernels without a rule that did its work.
+    """Return operators that TVM does not compute, and kernels without a working rule.
 
-    On this machine and `others`.
+    The targets are this machine and `others`.
     """
     prepare_tvm()
     from tvmify.compiler import pipeline
@@ -78,7 +78,7 @@ def given_up(
 
 
 def shorten(module: nn.Module) -> None:
-    """Leave two of equal layers in a row, since all of them have the same kernels."""
+    """Keep two of several equal layers in a row, since they have the same kernels."""
     for layers in list(module.modules()):
         if isinstance(layers, (nn.ModuleList, nn.Sequential)) and all(map(_is_compound, layers)):
             kinds = [_kind(layer) for layer in layers]
@@ -104,7 +104,7 @@ def test_models(name: str):
 
 
 class Several(nn.Module):
-    """Modules side by side, each with arguments of its own."""
+    """Several independent modules, each with its own arguments."""
 
     def __init__(self, parts: list[nn.Module]) -> None:
         super().__init__()
@@ -122,14 +122,14 @@ def test_operators():
 
 
 class Norm(nn.Module):
-    """One over some of the last axes, or the softmax of the last."""
+    """A norm over some of the last axes, or the softmax of the last."""
 
     def __init__(self, name: str, count: int) -> None:
         super().__init__()
         self.name, self.count = name, count
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return it, of the same shape."""
+        """Return the result, in the same shape."""
         if "softmax" in self.name:
             return getattr(torch, self.name)(x, -1)
         return getattr(nn.functional, self.name)(x, x.shape[-self.count :])
@@ -141,7 +141,7 @@ ROWS = [(1,), (16,), (17,), (33,), (34,), (100,), (403,), (1, 17), (17, 1), (8, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layer_norm", "rms_norm"])
 def test_norms_of_one_row_or_several(name: str, dtype: torch.dtype):
-    """Of any length, with a last vector that is not full, or that is the only one."""
+    """For any length: the last vector may not be full, or may be the only one."""
     rows = ROWS if dtype == torch.float32 else ROWS[::2]
     cases = [
         (Norm(name, count), (torch.randn(shape, dtype=dtype),))

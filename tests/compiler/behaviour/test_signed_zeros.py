@@ -1,4 +1,4 @@
-"""Zeros keep, or get, the sign that they have in eager; what is multiplied by zero may be NaN."""
+"""Zeros have the same sign as in eager; a product with zero may be NaN."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_functions_of_two_arguments(dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_extrema_of_signed_zeros_return_the_first(dtype: torch.dtype):
-    """As eager's scalar code has it; its vectors have the second."""
+    """As in eager's scalar code; its vector code returns the second."""
     functions: dict[str, Function] = {
         "clamp_max": lambda x, y: torch.clamp(x, max=y),
         "clamp_min": lambda x, y: torch.clamp(x, min=y),

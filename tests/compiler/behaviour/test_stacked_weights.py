@@ -26,7 +26,7 @@ class Weighted(nn.Module):
 
 
 def _is_packed(artifact: Artifact, elements: int) -> bool:
-    """Whether there is one weight, which is packed, of at least `elements` elements."""
+    """Whether there is one weight, packed, of at least `elements` elements."""
     (name,) = artifact.packed
     kind, shape = name.split(": ")[:2]
     extents = shape[shape.index("[") + 1 : shape.index("]")].split(",")
@@ -157,7 +157,7 @@ def test_main_function_does_not_pack():
 
 
 def test_activations_are_not_packed():
-    """A product of both, and weights that depend on an input."""
+    """A product of two activations, and weights that depend on an input."""
     module = Weighted(3, 32, 40, operation=lambda x, w: x @ (w * x.mean()))
     artifact = compiled(module, torch.randn(3, 5, 32))
     assert artifact.packed[0].startswith("weight: ")

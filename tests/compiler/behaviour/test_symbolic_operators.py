@@ -18,7 +18,7 @@ _FLOAT = "float32"
 
 
 class Case(NamedTuple):
-    """What is computed, from what, what NumPy says, and which rules have to schedule it."""
+    """A computation, its inputs, the same in NumPy, and the rules that have to schedule it."""
 
     describe: Callable[..., Any]
     inputs: Sequence[tuple[Sequence[int | str], str]]

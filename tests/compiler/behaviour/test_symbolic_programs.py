@@ -1,4 +1,4 @@
-"""Programs of PyTorch with symbols where sizes are numbers, places and shapes of functions."""
+"""PyTorch programs with symbols in place of numbers, positions and shapes of functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _two(other: Callable[[int], int]) -> list[tuple[tuple[int, ...], ...]]:
 
 
 def _windows(x: torch.Tensor) -> torch.Tensor:
-    """Return attention within windows of 4 places, of which pairs share masks."""
+    """Return attention within windows of 4 positions; pairs of windows share masks."""
     windows = x.view(-1, 4, 6)
     scores = windows @ windows.transpose(1, 2)
     mask = torch.arange(32.0).view(2, 4, 4)
@@ -43,14 +43,14 @@ def _masked(x: torch.Tensor) -> torch.Tensor:
 
 
 def _causal(x: torch.Tensor) -> torch.Tensor:
-    """Return attention with a mask that the program makes of ones."""
+    """Return attention with a mask that the program makes from ones."""
     hidden = ~torch.tril(torch.ones(x.size(0), x.size(0), dtype=torch.bool))
     scores = (x @ x.T)[None].masked_fill(hidden, -torch.inf)
     return scores.softmax(-1) @ x[None]
 
 
 def _tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the tokens of images and one before them, and a view of that one."""
+    """Return a token followed by the tokens of images, and a view of that token."""
     rows = F.layer_norm(F.pad(x.flatten(2).mT, (0, 0, 1, 0)), (4,))
     return rows, rows[:, 0]
 
@@ -63,7 +63,7 @@ def _relative(x: torch.Tensor) -> torch.Tensor:
 
 
 def _graph(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return a matrix that is written at computed rows and columns."""
+    """Return a matrix written at computed rows and columns."""
     rows, columns = x.argmax(1), y.argmax(1)
     matrix = x.new_zeros(x.size(0) + 8, y.size(0) + 8)
     return matrix.index_put((rows, columns), x[:, 0] + 1) @ y.new_ones(y.size(0) + 8)
@@ -107,7 +107,7 @@ def _no_rule_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
             id="a split",
         ),
         pytest.param(
-            lambda x, y: y[x.size(0) :] * 2,  # of `x`, the size alone is read
+            lambda x, y: y[x.size(0) :] * 2,  # only the size of `x` is read
             _two(lambda n: n + 4),
             id="a place",
         ),
@@ -171,7 +171,7 @@ def _check(program: Callable[..., Any], shapes: Sequence[Sequence[tuple[int, ...
 
 
 class _Later(nn.Module):
-    """A recurrent layer over all steps but the first; what follows is computed in its kernel."""
+    """A recurrent layer over all steps but the first, with an epilogue fused into its kernel."""
 
     def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def test_the_rows_of_slices_of_several_items_are_one_number() -> None:
 
 
 class Gated(nn.Module):
-    """Squeeze and excitation: the weights are fetched by more tiles than there are columns."""
+    """Squeeze and excitation: more tiles prefetch the weights than there are columns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bools that one kernel of a program stores, and others read."""
+"""Bools that one kernel of a program stores and others read."""
 
 from __future__ import annotations
 

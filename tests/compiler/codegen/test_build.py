@@ -1,4 +1,4 @@
-"""Libraries are linked without any other program, unless that is asked for or needed."""
+"""Libraries are linked without another program, unless one is requested or needed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Return the commands that were run."""
+    """The commands that were run."""
     commands: list[list[str]] = []
     run = toolchain.run
 

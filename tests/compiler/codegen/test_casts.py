@@ -1,4 +1,4 @@
-"""Casts happen, also between operators of one kernel and for what does not fit."""
+"""Casts are done, also within a kernel and for numbers that do not fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 OUTSIDE = [-110.0, -1.0, 300.0, 1000.0, 7.5, -0.5, 40000.0, 5e9 + 7, -5e9, 2.0**40 + 77, 1e19]
 OUTSIDE += [float("inf"), float("-inf"), float("nan"), 2.0**31, -(2.0**31), 2.0**63, -1e30]
-#: Between two numbers of bfloat16, half way between, beyond the largest, and what has no digits.
+#: Between two bfloat16 numbers, halfway between, beyond the largest, denormal, and zero.
 BETWEEN = [3.1415926, 1.00390625, 1.01171875, -0.1, 3.4e38, -3.4e38, 1e-40, -0.0, 65520.0]
 BETWEEN += [float("inf"), float("-inf"), float("nan")]
 
@@ -37,7 +37,7 @@ def equal_in_each(functions: dict[str, Callable[..., Any]], *args: torch.Tensor)
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_out_of_range_floats_to_integers(dtype: torch.dtype):
-    # All lengths in one program: results of a cast must not depend on what is beside them.
+    # All lengths in one program: results of a cast must not depend on their neighbours.
     x = torch.tensor(OUTSIDE * 3, dtype=torch.float64).to(dtype)
     functions: dict[str, Callable[..., Any]] = {
         f"{kind} of {length}": lambda x, kind=kind, length=length: x[:length].to(kind)
@@ -74,7 +74,7 @@ HALVES: dict[str, Callable[[torch.Tensor, torch.dtype], torch.Tensor]] = {
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=str)
-def test_half_types_are_rounded_where_they_are_asked_for(kind: torch.dtype, length: int):
+def test_half_types_are_rounded_at_each_cast(kind: torch.dtype, length: int):
     x = torch.tensor((BETWEEN * 4)[:length])
     functions = {
         name: lambda x, function=function: function(x, kind) for name, function in HALVES.items()

@@ -1,4 +1,4 @@
-"""Intermediate tensors take what their loops use; those of symbolic sizes stay whole."""
+"""Intermediate tensors are shrunk to what loops use; those of symbolic sizes stay whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops end where they did, which only LLVM has to know."""
+"""Loops keep their extents, which are hidden from all passes but LLVM's."""
 
 from __future__ import annotations
 

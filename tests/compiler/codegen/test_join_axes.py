@@ -1,4 +1,4 @@
-"""Loops over several axes of symbolic sizes index flat memory by their own place."""
+"""Loops over several axes of symbolic sizes index flat memory by one joined index."""
 
 from __future__ import annotations
 

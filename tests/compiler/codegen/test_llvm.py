@@ -1,4 +1,4 @@
-"""Functions in LLVM's language."""
+"""Functions in LLVM IR."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def scheduled() -> tvm.IRModule:
         for variable, function in built.ir_mod.functions_items():
             if isinstance(function, tirx.PrimFunc):
                 name = f"{variable.name_hint}_{rows}"
-                # TVM narrows the indices of all.
+                # TVM narrows the indices of all functions.
                 function = function.without_attr(FETCHES)
                 functions[name] = function.with_attr("global_symbol", name)
     return tvm.IRModule(functions)

@@ -1,4 +1,4 @@
-"""Small kernels that follow each other are one function."""
+"""Consecutive small kernels are merged into one function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def gathers(x: torch.Tensor, table: torch.Tensor, at: torch.Tensor) -> torch.Ten
 
 
 class Residual(torch.nn.Module):
-    """Convolutions of an image of one row of tiles: Winograd's kernels for it start no threads."""
+    """Convolutions of an image with one row of tiles: its Winograd kernels start no threads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Object code is emitted where no write fails."""
+"""Object code is emitted so that no write can fail."""
 
 from __future__ import annotations
 

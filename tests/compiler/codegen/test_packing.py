@@ -1,4 +1,4 @@
-"""The names of packed weights: equal exactly for equal weights packed alike."""
+"""The names of packed weights: equal exactly if equal weights are packed alike."""
 
 from __future__ import annotations
 

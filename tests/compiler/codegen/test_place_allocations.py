@@ -1,4 +1,4 @@
-"""Allocations are where TVM's pass puts them."""
+"""Allocations are at the same places as with TVM's pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tvmify.compiler.codegen.place_allocations import PlaceAllocations
 
 
 def scheduled() -> tvm.IRModule:
-    """A kernel that needs a number of every row, and then each row once."""
+    """A kernel that reads a number from every row, and then each row once."""
     x = te.placeholder((tirx.Var("n", "int64"), 16), name="x")
     first = te.compute((x.shape[0],), lambda i: x[i, 0] + 1, name="first")
     row = te.compute(x.shape, lambda i, j: x[i, j] - first[x.shape[0] - 1 - i], name="row")

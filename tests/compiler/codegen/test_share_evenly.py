@@ -1,4 +1,4 @@
-"""However many iterations a parallel loop has, its tasks have as many each, but for one."""
+"""The tasks of a parallel loop differ by at most one iteration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rewritten(count: int) -> tirx.For:
 
 
 def iterations(loop: tirx.For, begin: int, end: int) -> Iterator[int]:
-    """Those that a task with these slots runs."""
+    """The iterations that a task with these slots runs."""
     if not isinstance(loop.body, tirx.IfThenElse):
         yield from range(begin, end)
         return
@@ -58,12 +58,12 @@ def test_tasks_have_as_many_iterations_each(count: int):
     assert [i for task in tasks for i in task] == list(range(count))
     sizes = [len(task) for task in tasks]
     assert max(sizes) - min(sizes) <= (1 if count < 1000 else share)
-    # So have two threads, each of which begins with its own half of the tasks.
+    # The same holds for two threads, which begin with half of the tasks each.
     assert abs(sum(sizes[:8]) - sum(sizes[8:])) <= (1 if count < 1000 else share)
 
 
 def test_symbolic_iterations_are_shared():
-    """Each slot has a range of iterations, found without a division by a symbol."""
+    """Each slot has a range of iterations, computed without a division by a symbol."""
     symbol, i = tirx.Var("n", "int64"), tirx.Var("i", "int64")
     zero = tirx.const(0, "int64")
     body = tirx.Evaluate(tirx.call_extern("int32", "work", i))

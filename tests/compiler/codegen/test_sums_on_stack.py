@@ -1,4 +1,4 @@
-"""Tiles of sums live in registers, not in memory that the runtime hands out."""
+"""Tiles of sums are in registers, not in memory that the runtime allocates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvmify.compiler.codegen.lowering import lower
 from tvmify.system.workers import Workers
 
 
-def test_large_tiles_are_not_asked_of_the_runtime():
+def test_large_tiles_are_not_allocated_by_the_runtime():
     def describe(builder, left, right):
         return relax.op.matmul(left, right)
 

@@ -1,4 +1,4 @@
-"""Tiles are transposed by shuffles of whole vectors, to the same results."""
+"""Tiles are transposed by shuffles of whole vectors, with the same results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors whose lanes are chosen by place in a short row have the right elements."""
+"""Vectors whose lanes are selected by position in a short row have the right elements."""
 
 from __future__ import annotations
 

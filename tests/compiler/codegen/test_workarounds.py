@@ -46,7 +46,7 @@ def test_divisions_of_comparisons():
 
 
 def test_conditions_within_conditions():
-    """TVM simplifies each for both values of the next: written out, this one takes it for ever."""
+    """TVM simplifies each for both values of the next: inlined, this takes forever."""
 
     def program(x: Tensor, y: Tensor) -> Tensor:
         for _ in range(4):
@@ -57,7 +57,7 @@ def test_conditions_within_conditions():
 
 
 def test_buckets_of_distances_of_any_length():
-    """As in WavLM. With two conditions for one, TVM refused the ranges of their logarithms."""
+    """As in WavLM. If one condition became two, TVM refused the ranges of their logarithms."""
 
     def program(x: Tensor) -> Tensor:
         length = x.shape[1]

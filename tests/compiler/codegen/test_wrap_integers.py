@@ -1,4 +1,4 @@
-"""Integers that overflow wrap around, whatever the program asks of them next."""
+"""Integers that overflow wrap around, whatever the program computes from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs for GPUs are built where there is no GPU."""
+"""Programs for GPUs are built without a GPU."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_transformer(arch: str, dtype: torch.dtype):
     net, x = Block().eval().to(dtype), torch.randn(2, 6, 32, dtype=dtype)
     artifact = cross_built(net, x, torch.ones(2, 1, 1, 6, dtype=torch.bool), arch=arch)
     assert artifact.library.count(b"aten::scaled_dot_product_attention") == 1
-    # Each projection takes its bias along, and attention the projections as they lie in memory.
+    # Each projection includes its bias, and attention reads the projections in place.
     assert b"aten::linear" in artifact.library
     assert b"aten::matmul" not in artifact.library
     # Weights of the projections are joined when they are packed, once.

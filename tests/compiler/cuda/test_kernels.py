@@ -1,7 +1,7 @@
-"""Kernels for GPUs, with the host's code that launches them, run on the CPU: they compute right.
+"""Kernels for GPUs, and the host code that launches them, give right results on the CPU.
 
-The library is the one that runs on a GPU, but for the cubin: where the host's code asks for a
-kernel, it gets TVM's CUDA C++ as the C++ compiler of this machine understands it.
+The library is the one that runs on a GPU, except for the cubin: kernels are TVM's CUDA C++,
+compiled by the C++ compiler of this machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Check = Callable[..., dict[str, str]]
 
 @pytest.fixture
 def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
-    """Compile a program, run all of it, compare it with eager; return the rules of its kernels."""
+    """Compile and run a program, compare it with eager, and return the rules of its kernels."""
     from tvmify.compiler.cuda import kernels
 
     registered: list[str] = []
@@ -240,7 +240,7 @@ def test_rows_times_weights(check: Check, shape: tuple[int, ...], dtype: torch.d
         (266, torch.float16),
         (267, torch.float16),
         (40, torch.float32),
-        (8729, torch.float16),  # more than run at once, 29 a block
+        (8729, torch.float16),  # more than run at once, 29 per block
     ],
     ids=str,
 )
@@ -256,13 +256,13 @@ def test_threads_divide_weight_rows_evenly(check: Check, rows: int, dtype: torch
     row, residual = torch.randn(1, 512, dtype=dtype), torch.randn(1, rows, dtype=dtype)
     rules = check(Net().eval().to(dtype), row, residual)
     assert Counter(rules.values())["row product"] == 1
-    assert sum("relu" in name for name in rules) == 1  # all else is in it
+    assert sum("relu" in name for name in rules) == 1  # it contains everything else
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_decoding_step_fuses_adds_and_does_not_copy(check: Check, dtype: torch.dtype):
     class Step(nn.Module):
-        """One layer of a decoder that keeps keys and values, spelt as GPT-2's."""
+        """One layer of a decoder that caches keys and values, written as in GPT-2."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -304,7 +304,7 @@ def test_decoding_step_fuses_adds_and_does_not_copy(check: Check, dtype: torch.d
 )
 def test_a_residual_and_its_norm_are_one_kernel(check: Check, width: int, dtype: torch.dtype):
     class Layers(nn.Module):
-        """The sum of the first is read again, that of the second is not."""
+        """The sum of the first layer is read again, the sum of the second is not."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -320,7 +320,7 @@ def test_a_residual_and_its_norm_are_one_kernel(check: Check, width: int, dtype:
             return self.norms[1](x)
 
     rules = check(Layers().eval().to(dtype), torch.randn(2, 5, width, dtype=dtype))
-    # Both norms call the same one, and nothing else adds but what comes before the first.
+    # Both norms call the same kernel, and only the operator before the first one adds.
     is_shared = width != 100
     assert Counter(rules.values())["norm"] == is_shared
     assert sum("add" in name for name in rules) == (1 if is_shared else 2), rules

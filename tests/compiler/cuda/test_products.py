@@ -1,4 +1,4 @@
-"""Products of one row: a kernel of ours, or a library's where that was measured faster."""
+"""Products of one row: our kernel, or a library call if it was measured faster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KERNEL, LIBRARY = b"row_product", b"aten::linear"
 
 
 class Clock:
-    """Says how long the forms of each product take: first the kernel's, then the library's."""
+    """Fake times of the forms of each product: first the kernel, then the library."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -44,7 +44,7 @@ class Clock:
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return two layers, of which the second has no bias."""
+    """Return two layers; the second has no bias."""
     layers = nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 144, bias=False)
     return nn.Sequential(*layers).eval().to(dtype)
 
@@ -54,7 +54,7 @@ def built(rows: int = 1, dtype: torch.dtype = torch.float32, **options: Any) -> 
 
 
 def forms(artifact: Artifact) -> tuple[int, int]:
-    """How many products are kernels, and how many a library's."""
+    """How many products are kernels, and how many are library calls."""
     kernels = artifact.report["kernels"].values()
     calls = sum(artifact.library.count(f"aten::{name}".encode()) for name in ("linear", "matmul"))
     return list(kernels).count("row product"), calls
@@ -73,7 +73,7 @@ def test_kernels_compile_with_epilogues(arch: str, dtype: torch.dtype):
 
 @needs_nvcc
 @pytest.mark.parametrize(("seconds", "expected"), [((1, 2), (2, 0)), ((2, 1), (0, 2))])
-def test_the_faster_form_is_taken_and_remembered(
+def test_the_faster_form_is_used_and_remembered(
     seconds: tuple[float, float], expected: tuple[int, int]
 ):
     database, clock = Measurements(None, "gpu"), Clock(*seconds)

@@ -1,4 +1,4 @@
-"""Rules for GPUs leave out functions that they would cut into several kernels."""
+"""Rules for GPUs decline functions that they would split into several kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvmify.compiler.kernels.common.rule import apply_in_turn
 
 @T.prim_func(s_tir=True)
 def sums_of_sums(a: T.handle, b: T.handle):
-    """Adds up rows, and then, for each row, all of these sums."""
+    """Sums rows, and then, for each row, all of these sums."""
     x = T.match_buffer(a, (64, 64), "float32")
     y = T.match_buffer(b, (64,), "float32")
     total = T.sblock_alloc_buffer((64,), "float32")

@@ -1,4 +1,4 @@
-"""Checks of values raise in every call, though nothing in a program reads them."""
+"""Checks of values raise in every call, although nothing in a program reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked(x: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("function", [asserted, checked])
-def test_a_failing_check_raises_what_eager_raises(
+def test_a_failing_check_raises_the_same_error_as_eager(
     function: Callable[..., Any], inference: None
 ) -> None:
     fast = decorate(function, strict=True)
@@ -42,7 +42,7 @@ def test_a_failing_check_raises_what_eager_raises(
     assert fast.cache_info().misses == 1
 
 
-def test_a_check_of_what_is_not_computed_runs_in_eager(inference: None) -> None:
+def test_a_check_of_a_value_that_is_not_computed_runs_in_eager(inference: None) -> None:
     def only(x: torch.Tensor) -> torch.Tensor:
         torch._assert_async((x > 0).all(), "not positive")
         return x

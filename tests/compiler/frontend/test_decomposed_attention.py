@@ -1,4 +1,4 @@
-"""However a model spells attention, and whoever captured it, one kernel computes all of it."""
+"""However a model writes attention, and however it is captured, one kernel computes all of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = HEADS * SIZE
 
 
 class Decomposed(nn.Module):
-    """What all of them have in common."""
+    """The base of all variants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Timm(Decomposed):
 
 
 class TimmBefore(Decomposed):
-    """As it was before version 0.6."""
+    """As in timm before version 0.6."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, n, c = x.shape
@@ -102,7 +102,7 @@ class TimmBefore(Decomposed):
 
 
 class NeoX(Decomposed):
-    """The three of each head lie side by side."""
+    """Queries, keys and values of each head are next to each other."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, n, c = x.shape
@@ -113,7 +113,7 @@ class NeoX(Decomposed):
 
 
 def joined(x: Tensor) -> Tensor:
-    """``[batch · heads, places, size]``."""
+    """``[batch · heads, positions, size]``."""
     b, t, _ = x.shape
     return x.reshape(b, t, 4, 8).transpose(1, 2).reshape(b * 4, t, 8)
 
@@ -160,7 +160,7 @@ class Fairseq(Decomposed):
 
 
 class Bloom(Decomposed):
-    """A mask where batches and heads are on one axis, and one where they are not."""
+    """A mask with batches and heads on one axis, and one with separate axes."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         b, t, _ = x.shape
@@ -213,7 +213,7 @@ class EinsumOfHeads(Decomposed):
 
 
 class Image(Decomposed):
-    """Places are last, as in the networks that draw images."""
+    """Positions are last, as in networks that generate images."""
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         q, k, v = [part.transpose(1, 2).contiguous() for part in self.qkv(x).chunk(3, dim=-1)]
@@ -272,7 +272,7 @@ def through_torchscript(module: nn.Module, *args: Any) -> Artifact:
     return artifact
 
 
-#: Those where TorchScript has nodes of its own: constants, lists, what is in place, einsums.
+#: Variants for which TorchScript has special nodes: constants, lists, in-place operators, einsums.
 SCRIPTED = (NanoGPT, Bert, T5, NeoX, Baddbmm, Bloom, Swin, CausalBias, Einsum, Functional)
 
 
@@ -290,7 +290,7 @@ def test_variants(through: Callable[..., Artifact], variant: type[Decomposed]):
     called = {name: rule for name, rule in kernels.items() if "pack" not in name}
     rules = list(called.values())
     assert rules.count("attention") == 1
-    assert rules.count("matmul") == 2  # the projections'
+    assert rules.count("matmul") == 2  # the projections
     assert "reduction" not in rules
     moving = {"transpose", "slice", "concatenate"}
     assert not [name for name in called if moving & set(re.split("[0-9_]+", name))]
@@ -319,13 +319,13 @@ def test_similar_patterns_are_not_attention(name: str):
 @pytest.mark.parametrize(
     "taken",
     [
-        lambda x: x[:, :, 2:],  # some of the places
+        lambda x: x[:, :, 2:],  # some of the positions
         lambda x: x[1:],  # some of the batches
         lambda x: x[:, 1:3],  # some of the heads
         lambda x: x[:, ::2],
         lambda x: x.flip(1),
         lambda x: x[:, :, ::2],
-        lambda x: x[..., ::2],  # of each head, some of the elements
+        lambda x: x[..., ::2],  # some of the elements of each head
         lambda x: x[..., 4:],
     ],
 )
@@ -413,7 +413,7 @@ def few_seen(queries: int) -> Tensor:
 @pytest.mark.parametrize("queries", [1, PLACES])
 @pytest.mark.parametrize("number", [-1e9, -1e30, LEAST, -math.inf, 1e30, 3e38, math.nan])
 def test_numbers_that_hide(number: float, queries: int):
-    """A query that sees no key sees all of them alike, if what hides them is finite."""
+    """A query with all keys masked by a finite number attends to all of them equally."""
     query, *others = qkv()
     query = query[:, :, :queries]
     check(Program(attend(filled(number))), query, *others, few_seen(queries))
@@ -434,7 +434,7 @@ def test_numbers_that_hide_by_a_sum(program: Callable[..., Tensor], queries: int
 @pytest.mark.parametrize("queries", [1, PLACES])
 @pytest.mark.parametrize("fill", [-math.inf, LEAST])
 def test_hidden_scores_may_be_anything(fill: float, queries: int):
-    """As in a cache of keys and values that nobody has written to yet."""
+    """As in a cache of keys and values that is not written yet."""
     query, key, value = qkv()
     query, program = query[:, :, :queries], Program(attend(filled(fill)))
     hidden = torch.zeros(PLACES, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Einsums, which are one product without a copy wherever they can be."""
+"""Einsums, which become one product without a copy if possible."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OTHERS = ("ii,ij->ij", "ij,jk", "ij,k->i", "ij->j", "ii->", "ij,jk,kl->il")
 
 
 class Products(TorchDispatchMode):
-    """Counts products, be they of matrices or of elements."""
+    """Counts matrix products and element-wise products."""
 
     count = 0
 
@@ -93,7 +93,7 @@ class Einsum(nn.Module):
 
 
 class Projection(nn.Module):
-    """Heads split off by the product, as in models that came from TensorFlow."""
+    """A product that also splits heads, as in models ported from TensorFlow."""
 
     def __init__(self) -> None:
         super().__init__()

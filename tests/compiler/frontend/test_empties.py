@@ -1,4 +1,4 @@
-"""Operators over no elements: eager's numbers, or eager's error."""
+"""Operators on empty tensors: eager's results, or eager's error."""
 
 from __future__ import annotations
 

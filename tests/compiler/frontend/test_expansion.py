@@ -46,7 +46,7 @@ def block(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([one, two], 1).transpose(1, 3).contiguous().flatten(1) * scale.sum()
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch, of itself
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised inside PyTorch
 @pytest.mark.parametrize("shapes", [None, ({0: Dim("batch"), 2: Dim("height")},)])
 def test_same_program_as_a_recording_of_the_whole(shapes: Any) -> None:
     x = torch.randn(3, 4, 5, 6)

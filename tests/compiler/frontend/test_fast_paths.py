@@ -1,4 +1,4 @@
-"""PyTorch's own layers for transformers, which call an operator of their own in evaluation mode."""
+"""PyTorch's transformer layers, which call special operators in evaluation mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, HEADS = 32, 4
 
 
 def checked(module: nn.Module, *args: Any) -> Artifact:
-    """As PyTorch runs it without gradients: by its fast path, which TorchScript captures."""
+    """Check a module without gradients: on its fast path, captured by TorchScript."""
     module = module.eval()
     with torch.inference_mode():
         program = capture(module, args, {})
@@ -111,7 +111,7 @@ class Encoder(nn.Module):
 
 @pytest.mark.parametrize("masks", ["padding", "causal", "both"])
 def test_encoder(masks: str):
-    """It reads from the mask whether it is causal, which no program has to know."""
+    """The layer checks whether the mask is causal; a program does not need to know."""
     assert is_fused(checked(Encoder(2), torch.randn(3, 10, WIDTH), *MASKS[masks]))
 
 
@@ -144,7 +144,7 @@ def operands(hidden: Tensor | None, mask_type: int | None) -> tuple[Any, ...]:
 )
 def test_masks_hide_the_same_positions_as_pytorch(mask_type: int, shape: tuple[int, ...]):
     hidden = torch.rand(shape) > 0.6
-    hidden[0] = True  # of a query that sees nothing, PyTorch makes NaN
+    hidden[0] = True  # PyTorch gives NaN for a query with all keys hidden
     args = operands(hidden, mask_type)
     expected = torch._native_multi_head_attention(*args)
     for got, want in zip(multi_head_attention(*args), expected, strict=True):

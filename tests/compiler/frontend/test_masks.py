@@ -1,4 +1,4 @@
-"""Masks that programs compute: which are recognized, of which size, and at which cost."""
+"""Masks that programs compute: which are recognized, their sizes, and their cost."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def spelt(mask: Callable[..., torch.Tensor], q: Any, k: Any, v: Any) -> torch.Te
 
 @cache
 def kernels_without_mask(*sizes: int) -> dict[str, str]:
-    """Return kernels none of which reads or writes an element for each query and key."""
+    """Return the kernels of causal attention, which has no element for each query and key."""
     return compiled(partial(attention, is_causal=True), *operands(*sizes)).report["kernels"]
 
 
@@ -126,7 +126,7 @@ def test_padding_beside_a_causal_mask(sizes: tuple[int, ...]):
 
     qkv = operands(*sizes)
     padding = torch.rand(2, qkv[1].shape[-2]) > 0.3
-    padding[0, :3] = False  # of the first batch, the first queries see nothing
+    padding[0, :3] = False  # hides all keys from the first queries of the first batch
     artifact = check(program, *qkv, padding)
     assert artifact.report["kernels"] == compiled(padded, *qkv, padding).report["kernels"]
 
@@ -147,10 +147,10 @@ SPELLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 def test_masked_fill_of_scores_needs_no_tensor(
     fill: float, spelling: str, shape: tuple[int, ...], queries: int
 ):
-    """A NaN among what is hidden would stay one if minus infinity were added."""
+    """A hidden NaN would stay NaN if minus infinity were added."""
     hidden = torch.rand([extent or queries for extent in shape]) > 0.7
     hidden[..., 3] = True
-    hidden[0] = True  # a query that sees no key yields NaN, or sees all
+    hidden[0] = True  # a query with all keys hidden gives NaN, or attends to all
     q, k, v = operands(queries, 12)
     k[1, ..., 3, :] = float("nan")
 
@@ -174,7 +174,7 @@ def test_scores_filled_twice(fill: float, causal_first: bool):
         return spelt(fills, q, k, v)
 
     padding = torch.rand(2, 1, 1, 12) > 0.7
-    padding[0, ..., :2] = True  # with the least number, the first queries see all keys
+    padding[0, ..., :2] = True  # with the least number, the first queries attend to all keys
     artifact = check(program, *operands(12), padding)
     assert is_fused(artifact) == (fill == float("-inf"))
 
@@ -230,13 +230,13 @@ def test_long_masks_are_not_materialized(mask: str):
     with Largest() as largest:
         assert masks.is_causal(program, node, 2048, 2048)
     assert 0 < largest.elements <= 1 << 17
-    with Largest() as again:  # the next layer asks for the same mask
+    with Largest() as again:  # the next layer needs the same mask
         assert masks.is_causal(program, node, 2048, 2048)
     assert again.elements == 0
 
 
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):
-    """Notes how many elements the largest result of an operator has that is no view."""
+    """Records the size of the largest result that is not a view."""
 
     elements = 0
 

@@ -1,4 +1,4 @@
-"""Which arguments a program needs to be contiguous."""
+"""The arguments that a program needs to be contiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No SymInt reaches a converter, and what depends on sizes is known without elements."""
+"""No SymInt reaches a converter, and values that depend on sizes only are known at import."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_no_symint_reaches_a_converter(
 
 
 def masks_of(result: Imported) -> list[tuple[bool, int]]:
-    """Return of each attention whether it is causal, and how many masks it reads."""
+    """Return for each attention whether it is causal, and how many masks it reads."""
     found: list[tuple[bool, int]] = []
 
     def visit(x: Any) -> None:

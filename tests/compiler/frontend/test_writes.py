@@ -1,4 +1,4 @@
-"""Writes to rows of an argument: in its own memory where nothing else reads the old elements."""
+"""Writes to rows of an argument: in place if nothing else reads the old elements."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.compiler.programs import scheduled
+from tests.compiler.programs import compiled, scheduled
 from tvmify import tvmify as decorate
 from tvmify.compiler.frontend.decompositions import decompose
 from tvmify.compiler.frontend.sharing import written_bases
 from tvmify.compiler.frontend.writes import writes_in_place
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch.export
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised by torch.export
 
 Forward = Callable[[Tensor, Tensor, Tensor], Any]
 
@@ -166,7 +166,7 @@ def test_rows_without_other_readers_are_written_in_place(forward: Forward, count
         torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
         assert given[0].data_ptr() == memory
         for result in results if isinstance(results, tuple) else [results]:
-            result.add_(1)  # is a tensor of its own, or the argument
+            result.add_(1)  # a separate tensor, or the argument
         for result in expected if isinstance(expected, tuple) else [expected]:
             result.add_(1)
         torch.testing.assert_close(given[0], wanted[0], rtol=0, atol=0)
@@ -177,6 +177,24 @@ def test_memory_of_a_result_is_not_written_in_place() -> None:
     program = decompose(torch.export.export(net, arguments())).program
     written = written_bases(program).values()
     assert writes_in_place(written, set(written)) == set()
+
+
+@pytest.mark.parametrize("at", [slice(1, 4), torch.tensor([4, 1, 4]), 2], ids=str)
+def test_elements_of_a_vector_are_written_in_place(at: Any) -> None:
+    class Write(nn.Module):
+        def forward(self, line: Tensor, new: Tensor) -> Tensor:
+            line[at] = new
+            return line * 2
+
+    net, new = Write().eval(), torch.randn_like(torch.zeros(6)[at])
+    program = decompose(torch.export.export(net, (torch.zeros(6), new))).program
+    assert len(writes_in_place(written_bases(program).values(), ())) == 1
+    assert not compiled(net, torch.zeros(6), new).report["bridged"]
+    fast = decorate(net, cache=False, compare=False, strict=True)
+    for length in (6, 9, 11):  # for one shape, and for any
+        given, wanted = torch.zeros(length), torch.zeros(length)
+        torch.testing.assert_close(fast(given, new), net(wanted, new), rtol=0, atol=0)
+        torch.testing.assert_close(given, wanted, rtol=0, atol=0)
 
 
 def test_rows_of_a_strided_or_unaligned_tensor() -> None:

@@ -1,4 +1,4 @@
-"""Build small Relax programs as for users, run them, look at their loops."""
+"""Build small Relax programs as for users, run them, and inspect their loops."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _param(target: tvm.target.Target, name: str, *features: str) -> Any:
     return pytest.param(target, id=name, marks=lacking)
 
 
-#: Targets to run on, each skipped where the processor lacks it.
+#: Targets to run on, each skipped if the processor lacks it.
 if platform.machine() == "aarch64":
     TARGETS = [_param(NEON, "neon", "neon"), _param(SVE, "sve", *(name[1:] for name in _SVE))]
     NATIVE = SVE if runnable(*(name[1:] for name in _SVE)) else NEON
@@ -115,7 +115,7 @@ def executable(function: tirx.PrimFunc, target: tvm.target.Target = NATIVE) -> A
 
 
 def lowered(ir_mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Take scheduled functions to LLVM's input."""
+    """Lower scheduled functions to the input of LLVM."""
     functions, for_gpu = lower(ir_mod, target, Workers(2))
     assert for_gpu is None
     return functions
@@ -156,7 +156,7 @@ def build(
 
 
 def use_rules(monkeypatch: pytest.MonkeyPatch, *rules: Rule) -> None:
-    """Let these rules alone schedule for CPUs."""
+    """Use only these rules for CPUs."""
     own = replace(pipeline.CPU, rules={rule.name: rule for rule in rules})
     monkeypatch.setitem(pipeline._BACKENDS, "llvm", own)
 
@@ -171,14 +171,14 @@ def check(
     target: tvm.target.Target = NATIVE,
     tolerance: float = 3e-6,
 ) -> Built:
-    """Run a program, hold it against float64, and assert which rule scheduled it.
+    """Run a program, compare it with float64, and assert which rule scheduled it.
 
     The tolerance is relative to the largest magnitude of the result.
     """
     built = build(describe, inputs, weights, target)
     assert built.rules == {rule}, built.report
     actual = built.run(inputs, weights)
-    # NumPy takes bfloat16 for no kind of number at all.
+    # NumPy does not classify bfloat16 as a number.
     wide = [a if a.dtype.kind in "biu" else a.astype(np.float64) for a in (*inputs, *weights)]
     expected = reference(*wide)
     assert actual.shape == expected.shape
@@ -221,5 +221,5 @@ def widest_vector(function: tirx.PrimFunc) -> int:
 
 
 def random(*shape: int, seed: int = 0, dtype: str = "float32") -> Array:
-    """Normal numbers; a seed of its own for each argument."""
+    """Return normal numbers; use another seed for each argument."""
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)

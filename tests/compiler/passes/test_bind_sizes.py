@@ -1,4 +1,4 @@
-"""Sizes of kernels as single numbers: what the rules need to know their loops again."""
+"""Sizes of kernels as single numbers, which rules need to recognize their loops."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def _patches(builder: relax.BlockBuilder, x: Any) -> Any:  # of an image of any 
     return relax.op.nn.pad(rows, [1, 0, 0, 0])
 
 
-def _tokens(builder: relax.BlockBuilder, x: Any) -> Any:  # one before those of each of two items
+def _tokens(
+    builder: relax.BlockBuilder, x: Any
+) -> Any:  # a token before the tokens of each of two items
     return relax.op.nn.pad(x, [0, 0, 1, 0, 0, 0])
 
 
-#: How rows are made of which tensor, what they are, and how many columns the weight has.
+#: How rows are made, of which tensor, the result in NumPy, and the columns of the weight.
 ROWS: list[tuple[Any, tuple[int | str, ...], Callable[[Array], Array], int]] = [
     (_second, ("s", 16), lambda x: x[1::2], 48),
     (_fourth, ("s", 16), lambda x: x[5::4], 48),

@@ -1,4 +1,4 @@
-"""Reshapes move below what follows only where that has their shape."""
+"""Reshapes move below the next operator only if it has their shape."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.compiler.kernels.kernels import Array, random
 
 
 def test_a_vector_makes_rows_of_one_element_longer() -> None:
-    """As the frequencies of rotary positions, where each item has one position."""
+    """As for the frequencies of rotary positions, if each item has one position."""
 
     def described(builder: relax.BlockBuilder, x: relax.Expr, w: relax.Expr) -> relax.Expr:
         rows = builder.emit(relax.op.reshape(x, [x.ty.shape[0], 1, 1]))

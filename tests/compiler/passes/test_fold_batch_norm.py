@@ -1,4 +1,4 @@
-"""The scale of a batch norm is in the weights, and the product and its activation one kernel."""
+"""The scale of a batch norm is folded into the weights; product and activation are one kernel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LAYERS = {
 
 
 def kernels_of_main(module: nn.Module, *args: torch.Tensor) -> list[str]:
-    """Return the names of the kernels that a call runs, once for each time."""
+    """Return the names of the kernels that a call runs, once per run."""
     tvm_target = pipeline.tvm_target(target())
     with warnings.catch_warnings(), tvm_target, torch.no_grad():
         warnings.simplefilter("ignore")  # deprecations inside torch
@@ -70,7 +70,7 @@ def test_lines_stay_images_between_convolutions(norm: nn.Module):
     layers = nn.Conv1d(8, 16, 3), norm, nn.ReLU(), nn.Conv1d(16, 16, 3), nn.Sigmoid()
     module, x = trained(nn.Sequential(*layers)), torch.randn(LINE)
     check(module, x)
-    # into channels last and out of it, the two convolutions, and nothing between
+    # to channels last and back, and the two convolutions, with nothing in between
     assert len(kernels_of_main(module, x)) == 4
 
 
@@ -82,7 +82,7 @@ def test_activation_of_a_volume_joins_the_convolution():
 
 
 class Reshaped(nn.Module):
-    """A norm over the features of rows, through what keeps the features apart."""
+    """A norm over the features of rows, after a reshape that keeps features separate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_scale_moves_through_transposes_and_reshapes():
 
 
 class Shared(nn.Module):
-    """One weight, with a norm behind it and without."""
+    """One weight, with and without a norm after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def test_scales_along_other_axes_stay():
     assert any("multiply" in kernel for kernel in kernels_of_main(rows, x))
 
 
-def test_specials_stay_where_they_are():
+def test_special_values_are_as_in_eager():
     module = trained(nn.Sequential(nn.Conv1d(8, 16, 3), nn.BatchNorm1d(16), nn.ReLU()))
     x = torch.randn(LINE)
     x[0, 3, 4], x[1, 0, 7], x[1, 2, 15] = float("nan"), float("inf"), float("-inf")
@@ -192,7 +192,7 @@ def test_a_part_of_a_table_as_long_as_the_input_is_no_bias(scaled: bool):
         for length in (9, 12, 16, 20):
             x = torch.randn(1, length, 8)
             torch.testing.assert_close(fast(x), module(x))
-    assert fast.cache_info().builds == 2  # the first length alone, and any
+    assert fast.cache_info().builds == 2  # for the first length, and for any
 
 
 class Scale(nn.Module):

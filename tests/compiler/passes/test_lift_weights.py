@@ -1,4 +1,4 @@
-"""What depends on weights alone moves out of ``main``, and results stay there."""
+"""Computations on weights alone move out of ``main``, but results stay there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.compiler.programs import check
 
 
 class Positions(nn.Module):
-    """Its results do not depend on its argument, if there is one."""
+    """Its results do not depend on its argument, if it has one."""
 
     def __init__(self) -> None:
         super().__init__()

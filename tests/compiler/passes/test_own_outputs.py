@@ -1,4 +1,4 @@
-"""Results are memory of their own."""
+"""Results have their own memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _without_two(builder, x):
 
 @pytest.mark.parametrize("hint", [2, 48])
 def test_results_never_share_memory(hint):
-    """With two rows there are no elements to share: of other numbers, there are."""
+    """With two rows there are no elements to share; with other numbers there are."""
 
     def describe(builder, x):
         rest = _without_two(builder, x)

@@ -1,4 +1,4 @@
-"""Kernels with two results, both of which what follows reads."""
+"""Kernels with two results that are both read later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.compiler.programs import check
 
-# torch's own modules set attributes of theirs while they are exported.
+# torch's modules set their own attributes during export.
 pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
 
 
@@ -57,7 +57,7 @@ def _states(count: int) -> tuple[Tensor, ...]:
 
 
 def test_many_states_are_merged_in_order():
-    # So many that a hash table of them grows, which turns their order around.
+    # So many that their hash table grows, which changes their order.
     artifact = check(Repeated(20).eval(), *_states(1))
     assert sum("multiply" in name for name in artifact.report["kernels"]) == 1
 

@@ -1,4 +1,4 @@
-"""Where a value lies in a tensor from which only views lead to it."""
+"""The position of a value in the tensor that it is a view of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tvmify.compiler.passes.views import common_axes, is_transpose, permutation
 from tvmify.compiler.sizes import Range
 
 S, T = tirx.Var("s0", "int64"), tirx.Var("s1", "int64")
-#: What a guard says of a program with such shapes, and no range: that the symbol is even.
+#: Shapes whose guards, without a range, say that the symbol is even.
 HALVES = [S // 2, 2]
 
 

@@ -1,4 +1,4 @@
-"""Measured choice, with a stopwatch that says what a test wants it to say."""
+"""Choices by measurement, with a fake stopwatch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tvmify.compiler.pipeline import tvm_target
 
 
 class Stopwatch:
-    """Finds the last candidate the fastest; notes what it was given."""
+    """Measures the last candidate as the fastest, and records its arguments."""
 
     def __init__(self, breaks_after: int = 1000) -> None:
         self.measured: list[Sequence[Artifact]] = []
@@ -67,7 +67,7 @@ def tuned(
 
 
 class Whole(nn.Module):
-    """A kernel for each of the rules that decide when they see the whole function."""
+    """A kernel for each rule that chooses by the whole function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
 
 class Tuned(NamedTuple):
-    """An MLP, and what tuning it showed."""
+    """An MLP, and the results of tuning it."""
 
     module: nn.Module
     database: Measurements
@@ -162,7 +162,9 @@ def test_known_workloads_are_not_measured_again(tuned_mlp):
     ("module", "shape", "count"),
     [
         pytest.param(mlp(), (24, 96), 2, id="linear"),
-        pytest.param(convolutions(), (1, 64, 14, 14), 1, id="conv"),  # the first turns its image
+        pytest.param(
+            convolutions(), (1, 64, 14, 14), 1, id="conv"
+        ),  # the first one transposes its image
     ],
 )
 def test_products_of_bfloat16_are_measured_as_such(monkeypatch, module, shape, count):
@@ -235,7 +237,7 @@ def test_attention(dtype, queries):
     assert not report["failed"]
     (workload,) = (name for name in report["changed"] if name.startswith("attention"))
     assert workload.endswith(f"mask 1x1x{queries}x{queries} {str(dtype)[6:]}")
-    # The three lie in one tensor, of which each sees heads of its own.
+    # All three are in one tensor, in which each has its own heads.
     shapes = [*[(2, queries, 12, 16)] * 3, (1, 1, queries, queries)]
     artifacts = stopwatch.measured[stopwatch.shapes.index(shapes)]
     assert len({candidate.library for candidate in artifacts}) == len(artifacts) > 1
@@ -263,7 +265,7 @@ def test_windows():
         assert winner.endswith(end)
     image = (1, 40, 40, 16)
     transposed = [(1, 16, 40, 40)], [(1, 10, 10, 24)]  # on the way in and out
-    # The products of a pixel with 16 channels are more than those with a window of 3 × 3.
+    # A pixel has more products with 16 channels than with a window of 3 × 3.
     assert [shapes for shapes in stopwatch.shapes if shapes not in transposed] == [
         [(1, 20, 20, 16), (24, 1, 1, 16)],
         [image, (16, 3, 3, 1)],
@@ -278,7 +280,7 @@ def test_kernels_scheduling_the_whole_function():
     artifact = tuned(module, Measurements(None, "cpu"), stopwatch, args)
     report = artifact.report["tuning"]
     assert not report["failed"]
-    # The first entries of names are their rule and what they return.
+    # Names begin with the rule and the result.
     assert sorted(name.rpartition(" ")[0] for name in report["changed"]) == [
         "column reduction 300x203 float32",
         "elementwise 300x200 float32",
@@ -337,8 +339,8 @@ def test_recurrent_layers():
     report = artifact.report["tuning"]
     assert not report["failed"]
     name = "lstm 7x5x40 float32"
-    # Equal layers and both directions are measured once, and the product of their inputs is not:
-    # those of the sample have one feature.
+    # Equal layers and both directions are measured once, without the product of their inputs:
+    # inputs of the sample have one feature.
     sample = [(7, 5, 1), *[(5, 40)] * 2, (4 * 40, 1), (4 * 40, 40)]
     assert stopwatch.shapes.count(sample) == 1
     assert [workload for workload in report["changed"] if workload.startswith(name)] == [name]

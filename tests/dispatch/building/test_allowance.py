@@ -1,4 +1,4 @@
-"""Time that calls spend on what is built in the background."""
+"""Time that calls spend on captures for builds in the background."""
 
 from __future__ import annotations
 
@@ -71,5 +71,5 @@ def test_exhausted_allowance_runs_eager(monkeypatch: pytest.MonkeyPatch, inferen
     info = fast.cache_info()
     assert (info.postponed, info.eager, info.builds) == (3, 3, 0)
     assert "capture was postponed: 3" in str(fast.explain())
-    fast.warmup([(1, 3)])  # waits, whatever is left
+    fast.warmup([(1, 3)])  # waits, whatever the allowance
     assert fast.cache_info().entries == 1

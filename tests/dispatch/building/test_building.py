@@ -1,4 +1,4 @@
-"""The process that compiles what no call waits for."""
+"""The process that compiles in the background."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Views(nn.Module):
 
 
 @pytest.mark.parametrize("sizes", [None, {"x": {0: torch.export.Dim("n", max=64)}, "y": None}])
-def test_packed_program_tells_what_shares_memory(inference: None, sizes: Any) -> None:
+def test_packed_program_shows_shared_memory(inference: None, sizes: Any) -> None:
     arguments = torch.ones(3, 5, 4), torch.ones(3, 4)
     program = torch.export.export(Views().eval(), arguments, dynamic_shapes=sizes)
     known = sharing(program)

@@ -1,4 +1,4 @@
-"""Modules whose calls differ in sizes, and how they are compiled and compared."""
+"""Modules whose calls differ in sizes, with functions to compile and compare them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Pair(Linear):
 
 
 def compiled(module: nn.Module, dynamic: bool | None = None, **options: Any) -> Any:
-    """Decorate a copy of a module, whose programs are counted from zero."""
+    """Decorate a copy of a module, with counters that start at zero."""
     options = {"cache": False, "strict": True} | options
     return decorate(copy.deepcopy(module).eval(), dynamic=dynamic, **options)
 

@@ -101,7 +101,7 @@ def test_undeclared_sizes_follow_the_dynamic_option() -> None:
     for rows in (3, 4, 5):
         check(fast, module, drawn(rows, 8), drawn(6))
     assert builds(fast) == 3
-    for others in (7, 8, 9):  # of y nothing was said
+    for others in (7, 8, 9):  # nothing is declared for y
         check(fast, module, drawn(5, 8), drawn(others))
     assert builds(fast) == 4
 
@@ -224,7 +224,7 @@ def test_sizes_with_a_typical_value_have_one_program_for_all_classes() -> None:
     with torch.no_grad():
         for rows in (5, 9, 33, 300):
             torch.testing.assert_close(dispatcher((drawn(rows, 8),), {}), module(drawn(rows, 8)))
-    # The first shape, as if nothing had been said, and then one that serves any length.
+    # A program for the first shape, as without a declaration, and then one for any length.
     assert dispatcher.cache_info().builds == 2
 
 

@@ -1,4 +1,4 @@
-"""One outcome for several signatures: it is made once, and found by each of them."""
+"""One outcome for several signatures: it is made once, and each of them finds it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMPILES = Eager(Facts(), Choice.FASTER)
 
 @dataclass(frozen=True)
 class AnyLabel:
-    """The arguments of a call, with one label in place of any other."""
+    """The arguments of a call, with one label that stands for any other."""
 
     signature: Hashable
     args: tuple[Any, ...]
@@ -121,7 +121,7 @@ def test_exact_call_is_the_fallback_of_the_general_one(exact: Eager) -> None:
     assert kept == Kept(request(label="a").exact, exact)
     assert labels.narrowed == [reason]
     assert not labels.accepted
-    # That the exact call fails, too, says nothing about the label.
+    # If the exact call fails, too, the label may not be the reason.
     assert len(labels.refused) == (exact is COMPILES)
 
 

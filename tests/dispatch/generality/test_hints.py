@@ -1,4 +1,4 @@
-"""What programs are tuned for follows from the sizes of a call that are sizes of their own."""
+"""The hints of a program follow from the independent sizes of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python numbers among the arguments: of any value, where they only feed arithmetic."""
+"""Python numbers among the arguments: one program for any value, if only arithmetic uses them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_one_program_serves_all_values(name: str, inference: None) -> None:
     assert (info.builds, info.entries, info.misses) == (1, 1, 1)
 
 
-#: Operators that multiply by the number: LLVM may fuse this with what is added, as eager may.
+#: Operators that multiply by the number: LLVM may fuse this with an addition, as eager may.
 WEIGHTED: dict[str, Callable[[Any, float], Any]] = {
     "arithmetic in place": lambda x, f: (x + 1).mul_(f).add_(f).div_(f).sub_(f),
     "assignments": lambda x, f: _assigned(x + 1, f),
@@ -341,7 +341,7 @@ def test_a_saved_file_has_the_value_of_the_first_call(tmp_path: Any, inference: 
 
 
 def test_isinstance_branch_on_a_float_is_detected(inference: None) -> None:
-    """While it is recorded, ``type(scale)`` is something else."""
+    """During the recording, ``type(scale)`` is another type."""
 
     def function(x: torch.Tensor, scale: float) -> torch.Tensor:
         return x * scale if type(scale) is float else x
@@ -352,7 +352,7 @@ def test_isinstance_branch_on_a_float_is_detected(inference: None) -> None:
     assert fast.cache_info().entries == 2
 
 
-def test_a_program_that_writes_takes_numbers(inference: None) -> None:
+def test_a_program_that_writes_accepts_numbers(inference: None) -> None:
     """The comparison with eager undoes its writes."""
 
     class Mean(nn.Module):

@@ -26,7 +26,7 @@ LENGTHS = (2, 7, 8, 9, 15, 16, 17, 31, 33, 65)
 
 
 class Recorded(Encoder):
-    """TorchScript does not know star arguments."""
+    """Recorded by torch.export, since TorchScript refuses star arguments."""
 
     def forward(self, *tensors: Any) -> torch.Tensor:
         return super().forward(*tensors)
@@ -104,7 +104,7 @@ def test_sizes_read_by_code_have_no_size_class(tmp_path: Path) -> None:
         check(first, module, drawn(rows, 8))
         assert first.cache_info().builds == builds
     later = compiled(module, dynamic=True, cache=str(tmp_path))
-    check(later, module, drawn(80, 8))  # under the first key there is the program of 64 rows
+    check(later, module, drawn(80, 8))  # the first key has the program for 64 rows
     assert later.cache_info().builds == 0
     assert "tuned for 128" in str(later.explain())
 
@@ -209,7 +209,7 @@ def test_operator_without_symbolic_rule_stays_static_with_a_reason() -> None:
 def test_degenerate_size_is_specialized_alone() -> None:
     module = Slices()
     fast = compiled(module)
-    for size in (5, 2, 7, 3):  # of two the second slice is one
+    for size in (5, 2, 7, 3):  # for two, the second slice has one row
         check(fast, module, drawn(2, size, 8))
     assert fast.cache_info().builds == 3
 
@@ -265,7 +265,7 @@ def test_gradients_lead_to_the_weights_through_any_shape() -> None:
 
 
 class Widths(Linear):
-    """TorchScript does not know star arguments, and the number is a constant of the program."""
+    """TorchScript refuses star arguments, and the number is a constant of the program."""
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return self.linear(tensors[0]) * {3: 2.0, 5: 3.0, 6: 4.0}[int(tensors[0].shape[0])]
@@ -280,7 +280,7 @@ class Cases(Linear):
 
 @pytest.fixture
 def recordings(count_calls: Callable[..., list[Any]]) -> list[str]:
-    """Get the name of each module that is recorded from now on."""
+    """The names of modules that are recorded from now on."""
     return count_calls(exporting, "_export", lambda module, *rest: type(module).__name__)
 
 
@@ -317,7 +317,7 @@ def test_failing_call_does_not_block_others() -> None:
 
 
 class Counted(Linear):
-    """Sizes among the results: of an axis, computed from some, and all of a tensor."""
+    """Sizes among the results: of one axis, computed from several, and all of a tensor."""
 
     def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
         y = self.linear(x)
@@ -330,7 +330,7 @@ class CountedScripted(Linear):
 
 
 @pytest.mark.parametrize("cls", [Counted, CountedScripted])
-def test_returned_sizes_are_those_of_the_call(cls: type[Linear]) -> None:
+def test_returned_sizes_match_the_call(cls: type[Linear]) -> None:
     module = cls()
     fast = compiled(module)
     for rows in (3, 5, 6, 4, 64):

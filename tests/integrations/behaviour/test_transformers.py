@@ -49,12 +49,12 @@ def test_second_program_serves_all_later_lengths() -> None:
     assert (info.builds, info.eager) == (2, 0)
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.filterwarnings("ignore")  # raised by transformers
 @pytest.mark.parametrize(("make", "cache"), [(gpt2, None), (llama, "static")])
 def test_generate_builds_two_prompt_and_two_step_programs(make: Any, cache: str | None) -> None:
     torch.manual_seed(0)
     model = make(pytest.importorskip("transformers")).eval()
-    for weight in model.parameters():  # so that every token follows from all before it
+    for weight in model.parameters():  # so that every token depends on all before it
         torch.nn.init.normal_(weight, std=0.2)
     fast = copy.deepcopy(model)
     fast.forward = torch.compile(fast.forward, backend="tvmify", options={"strict": True})

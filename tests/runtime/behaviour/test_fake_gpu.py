@@ -1,6 +1,6 @@
-"""Programs on GPUs that are fakes: which device, stream and memory they use.
+"""Programs on fake GPUs: the device, stream and memory that they use.
 
-What PyTorch and CUDA do for a GPU stands in C++ and C beside this, over the memory of the host.
+C++ and C code in ``fake_gpu`` replaces PyTorch's and CUDA's parts for GPUs, on host memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One saved model that many threads call at once; `make soak-serving` does it 100,000 times."""
+"""One saved model that many threads call at once; `make soak-serving` makes 100,000 calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_weight_updates_are_atomic_to_calls(loaded):
         load = serving.under_load(loaded, inputs, accepted, threads=4, calls=4000)
     assert load.wrong == 0
     assert reloading.loads > 10
-    # and when it is over, the next call has the new ones
+    # afterwards, the next call uses the new weights
     loaded.load_state_dict(sets[1])
     assert torch.equal(loaded(inputs[0]), accepted[0][1])
 

@@ -1,4 +1,4 @@
-"""Saved files that are signed: by whom, and with what."""
+"""Signed files: keys, signatures, and checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIGNATURE = "archive/extra/tvmify/signature"
 
 @pytest.fixture(params=["hmac", "ed25519"])
 def keys(request: pytest.FixtureRequest) -> tuple[Any, Any, Any]:
-    """A key to sign with, the one to check with, and another to check with."""
+    """A key to sign with, the matching key to check with, and another one."""
     if request.param == "hmac":
         return "secret", b"secret", "another"
     private = Ed25519PrivateKey.generate()

@@ -1,4 +1,4 @@
-"""Tensors cross without a copy where they can, are copied where they must be, or are refused."""
+"""Tensors are passed without a copy if possible, copied if necessary, or refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_input_is_read_where_it_is():
 def test_returned_input_is_the_callers_tensor():
     x = torch.randn(4, 16)
     assert run(programs.identity(), x) is x
-    # Kernels may have written to the copy that they read in its place.
+    # Kernels may have written to the copy that they read instead.
     strided = torch.randn(16, 4).T
     assert torch.equal(run(programs.identity(), strided), strided)
 
@@ -94,7 +94,7 @@ def test_inputs_not_readable_in_place(make):
 
 
 def in_memory(memory: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """Return a part of some memory as a storage of its own."""
+    """Return a part of some memory as a separate storage."""
     return torch.frombuffer(memory.numpy(), dtype=torch.float32, offset=start * 4, count=count)
 
 
@@ -111,7 +111,7 @@ def in_memory(memory: torch.Tensor, start: int, count: int) -> torch.Tensor:
     ids=["rows", "strided", "scalar", "steps", "columns", "empty"],
 )
 def test_inputs_inside_an_expanded_span_do_not_alias(make):
-    # Another tensor lies where a contiguous one of its shape would reach to.
+    # A contiguous tensor of this shape would reach into another tensor.
     memory = torch.randn(4096)
     x, y = make(in_memory(memory, 0, 32)), in_memory(memory, 64, 64).view(4, 16)
     view, twice_x, twice_y = run(programs.beside(tuple(x.shape)), x, y)

@@ -1,4 +1,4 @@
-"""Compiled code on several threads: the caller's, PyTorch's, and those a fork took away."""
+"""Compiled code on several threads: the caller's, PyTorch's, and threads lost in a fork."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def in_a_new_thread(function: Callable[[], Result]) -> Result:
-    """Call it where no loop has waited yet, for which this thread may run the next ones alone."""
+    """Call it in a new thread: after a loop that waited, a thread may run the next ones alone."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(function).result()
 
@@ -72,7 +72,7 @@ def test_loops_run_on_as_many_threads_as_torch_says(count, thread_count, on_task
 
     def work(index: int) -> None:
         if threading.get_ident() not in seen.values():
-            together.wait(60)  # or the first threads could be through before the last one starts
+            together.wait(60)  # otherwise the first threads could finish before the last one starts
         seen[index] = threading.get_ident()
 
     def calling() -> int:
@@ -105,7 +105,7 @@ def test_threads_do_not_pile_up(thread_count):
         thread.join()
     until = time.monotonic() + 60
     while threads_of_this_process() >= before + 10 and time.monotonic() < until:
-        time.sleep(0.01)  # OpenMP's threads end a while after the one that they belong to
+        time.sleep(0.01)  # OpenMP's threads end a while after their master thread
     # TVM's own pool would have left a thread or more for each.
     assert threads_of_this_process() < before + 10
 
@@ -128,7 +128,7 @@ def test_the_error_of_a_task_reaches_the_caller(count, thread_count, on_task):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_barrier_is_a_clear_error(count, thread_count):
-    # Tasks are more than threads, so that one that waits for another may wait for ever.
+    # There are more tasks than threads, so a task that waits for another may wait forever.
     thread_count(count)
     with pytest.raises(RuntimeError, match="barrier between tasks"):
         Executor(programs.meeting()).compiled.forward([torch.randn(8)])
@@ -139,7 +139,7 @@ def test_late_thread_leaves_its_tasks_to_others(thread_count, on_task):
     others = threading.Event()
 
     def work(index: int) -> None:
-        if index == 0:  # the first of one thread's own: all that follow are for the other
+        if index == 0:  # the first of this thread's own tasks: the other thread runs all later ones
             assert others.wait(60)
         done.append(index)
         if len(done) == 7:
@@ -156,13 +156,13 @@ def test_late_thread_leaves_its_tasks_to_others(thread_count, on_task):
 
 def test_slow_helpers_are_suspended(thread_count, on_task):
     def changes() -> int:
-        """How often loops went from two threads to the caller alone or back, of 4 at most."""
+        """How often loops changed from two threads to the caller alone or back, at most 4."""
         caller = threading.get_ident()
         seen: set[int] = set()
 
         def work(index: int) -> None:
             seen.add(threading.get_ident())
-            # The other thread is slow, as if something else had its core.
+            # The other thread is slow, as if another process used its core.
             time.sleep(0.0001 if threading.get_ident() == caller else 0.03)
 
         on_task(work)
@@ -183,7 +183,7 @@ def test_slow_helpers_are_suspended(thread_count, on_task):
 
 def test_helpers_return_for_a_long_loop(thread_count, on_task):
     def helped() -> tuple[bool, bool]:
-        """Whether a loop began with the caller alone, and whether another thread came to it."""
+        """Whether a loop began with the caller alone, and whether another thread joined it."""
         caller = threading.get_ident()
         seen: set[int] = set()
         other = threading.Event()
@@ -201,7 +201,9 @@ def test_helpers_return_for_a_long_loop(thread_count, on_task):
                     pass
                 alone = not other.is_set()
             elif long:
-                other.wait(10)  # or this thread could be through before the other one has a core
+                other.wait(
+                    10
+                )  # otherwise this thread could finish before the other one gets a core
 
         def run() -> None:
             seen.clear()
@@ -214,7 +216,7 @@ def test_helpers_return_for_a_long_loop(thread_count, on_task):
                 run()
             other.clear()
             long = True
-            run()  # with the other from its start, if the pause happens to be over
+            run()  # with the other thread from the start, if the pause is over
             long = False
         return alone, other.is_set()
 
@@ -225,7 +227,7 @@ def test_helpers_return_for_a_long_loop(thread_count, on_task):
 
 
 def test_the_interpreter_runs_on_while_kernels_do(thread_count, on_task):
-    # A task waits for another Python thread, which could not go on if the call held the GIL.
+    # A task waits for another Python thread, which could not continue if the call held the GIL.
     thread_count(1)
     ready = threading.Event()
     other = threading.Thread(target=ready.set)
@@ -263,5 +265,5 @@ def test_a_forked_child_runs_compiled_code():
         status = os.waitpid(child, 0)[1]
         sys.exit(os.waitstatus_to_exitcode(status) or not torch.equal(call((x,)), x))
     """
-    # In a process of its own, with a limit: what is tested for is that nothing waits for ever.
+    # In a separate process with a time limit: the test is that nothing waits forever.
     run_python(script)

@@ -1,6 +1,6 @@
-"""What runs in a process with two fake GPUs: a program that was built for the CPU, on their memory.
+"""Runs in a process with two fake GPUs: a program built for the CPU, on their memory.
 
-Its kernels compute on the host, which fake GPUs share; all else is as for a program for GPUs.
+Its kernels compute on the host, whose memory the fake GPUs share; the rest is as for GPUs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exported_constant() -> torch.export.ExportedProgram:
 
 
 def compiled(artifact: Any, architecture: str) -> Any:
-    """Return the native object of an artifact, as if it was for GPUs of an architecture."""
+    """Return the native object of an artifact, as if it were for GPUs of an architecture."""
     library = torch.frombuffer(bytearray(artifact.library), dtype=torch.uint8)
     needed = Target.parse(artifact.target).requirements
     features = [name for name in needed if "cuda:" not in name] + [f"cuda:{architecture}"]
@@ -70,7 +70,7 @@ def main() -> None:
     artifact = compile(exported, target)
     weights = [dict(net.named_parameters())[name].detach() for name in artifact.weights]
 
-    assert not compiled(artifact, "sm_75").refusal()  # the driver makes that of its PTX
+    assert not compiled(artifact, "sm_75").refusal()  # the driver compiles its PTX
     for architecture in ("sm_90a", "sm_86", "nonsense"):
         refusal = compiled(artifact, architecture).refusal()
         assert f"({architecture}), and cuda:0 is sm_80, cuda:1 is sm_80" in refusal, refusal

@@ -1,4 +1,4 @@
-"""What runs in a process with two fake GPUs: a program that was built for GPUs, in a file."""
+"""Runs in a process with two fake GPUs: a saved program built for GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ fake: Any = torch.ops.fake_gpu
 
 
 def main() -> None:
-    """Compare its results on both with those expected; a difference ends the process."""
+    """Compare its results on both with the expected ones; a difference ends the process."""
     program = torch.load(sys.argv[1], weights_only=True)
     needed = Target.parse(program["target"]).requirements
     module: Any = torch.classes.tvmify.CompiledModule("", program["library"], needed, [])

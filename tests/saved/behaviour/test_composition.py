@@ -1,4 +1,4 @@
-"""Loaded models as parts of other modules, and saved again."""
+"""Loaded models as parts of other modules, which are saved again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a saved file runs compiled, and what runs where it does not."""
+"""When a saved file runs compiled, and what runs otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 import tvmify
 from tests.saved.nets import close, image
 
-#: This one is never among the features of this machine: a process has to ask for it first.
+#: A feature that this machine never reports: a process has to request it first.
 FOREIGN = {"kind": "llvm", "mattr": ["+avx2", "+fma", "+amx-tile"]}
 
 
@@ -52,7 +52,7 @@ def test_a_foreign_processor_runs_in_pytorch(tmp_path: Path, small: nn.Module) -
         tvmify.load(file, strict=True)(x)
 
 
-def test_several_targets_lie_side_by_side(tmp_path: Path, small: nn.Module) -> None:
+def test_several_targets_coexist(tmp_path: Path, small: nn.Module) -> None:
     narrow = {"kind": "llvm", "mattr": ["+avx2", "+fma"]}
     file = tmp_path / "model.pt"
     tvmify.save(small, file, example_inputs=image(), targets=[FOREIGN, narrow, None])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,16 +39,18 @@ def name(node: fx.Node) -> str:
 
 
 def short_name(node: fx.Node) -> str:
-    """Return the name that TVM's importer and `CONVERTERS` use, ``add.Tensor``."""
-    qualified = name(node)
-    if qualified.startswith("aten."):
-        return qualified.removeprefix("aten.")
-    return getattr(node.target, "__name__", qualified)
+    """Return the name that TVM's importer and `CONVERTERS` use, ``add.Tensor``; operators that are
+    not PyTorch's own keep their namespace.
+    """
+    called = operator(node)
+    if isinstance(called, torch._ops.OpOverload):
+        return str(called).removeprefix("aten.")
+    return getattr(node.target, "__name__", str(called))
 
 
 def base_name(node: fx.Node) -> str:
-    """Return the name without namespace and overload, ``add``."""
-    return name(node).split(".")[1]
+    """Return the short name without overload, ``add``."""
+    return short_name(node).rpartition(".")[0]
 
 
 def schema(node: fx.Node) -> torch.FunctionSchema:
@@ -59,13 +62,19 @@ def schema(node: fx.Node) -> torch.FunctionSchema:
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """Return all arguments of a call by the names of the schema, with defaults."""
-    parameters = schema(node).arguments
-    given = {parameter.name: parameter.default_value for parameter in parameters}
+    defaults, positional = _parameters(operator(node))
     if node.target is FUNCTIONALIZED:  # by name, without what it writes to
-        return given | {key: node.kwargs[key] for key in given.keys() & node.kwargs.keys()}
-    positional = (parameter.name for parameter in parameters if not parameter.kwarg_only)
+        return defaults | {key: node.kwargs[key] for key in defaults.keys() & node.kwargs.keys()}
     values = node.args[2:] if node.target is REPLAYED else node.args
-    return given | dict(zip(positional, values, strict=False)) | dict(node.kwargs)
+    return defaults | dict(zip(positional, values, strict=False)) | dict(node.kwargs)
+
+
+@cache
+def _parameters(called: torch._ops.OpOverload) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the arguments of an operator with their defaults, and the ones given by position."""
+    parameters = called._schema.arguments
+    defaults = {parameter.name: parameter.default_value for parameter in parameters}
+    return defaults, tuple(parameter.name for parameter in parameters if not parameter.kwarg_only)
 
 
 def count(nodes: Iterable[fx.Node]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from torch import fx
 from tvm import sym, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.aten.operators import arguments, short_name
+from tvmify.compiler.aten.operators import arguments, base_name
 from tvmify.compiler.frontend import places
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.sizes import analyzer_of, is_one, is_static, same
@@ -50,12 +50,13 @@ _OF_BOOLEANS = (
     "bitwise_or",
     "bitwise_not",
 )
+#: The arguments that they fill a tensor with.
 _FILLS = {
-    "full": 1,
-    "new_full": 2,
-    "full_like": 1,
-    "fill": 1,
-    "scalar_tensor": 0,
+    "full": "fill_value",
+    "new_full": "fill_value",
+    "full_like": "fill_value",
+    "fill": "value",
+    "scalar_tensor": "s",
 }
 _ONES = ("ones", "new_ones", "ones_like")
 _ZEROS = ("zeros", "new_zeros", "zeros_like")
@@ -89,7 +90,7 @@ class Formulas:
             return _known(constant, place)
         if node.op != "call_function" or not hasattr(node.target, "_schema"):
             return None
-        name = short_name(node).partition(".")[0]
+        name = base_name(node)
         if name == "arange" or name in _FILLS or name in _ONES or name in _ZEROS:
             return _made(node, name, place)
         if name in _POINTWISE:
@@ -111,7 +112,7 @@ class Formulas:
         return element.astype("int64") if was_bool and not is_bool else element
 
     def _pointwise(self, node: fx.Node, name: str, place: _Place) -> Expr | None:
-        if node.kwargs.get("alpha", 1) != 1:
+        if arguments(node).get("alpha", 1) != 1:
             return None
         if name in _OF_BOOLEANS and any(
             n.meta["val"].dtype is not torch.bool for n in node.all_input_nodes
@@ -245,7 +246,7 @@ def _made(node: fx.Node, name: str, place: _Place) -> Expr | None:
         is_of_floats = isinstance(start, float) or isinstance(step, float)
         return None if is_of_floats else place[0] * step + start
     if name in _FILLS:
-        return _constant(node.args[_FILLS[name]])
+        return _constant(arguments(node)[_FILLS[name]])
     is_bool = node.meta["val"].dtype is torch.bool
     return _constant(name in _ONES if is_bool else int(name in _ONES))
 

@@ -39,7 +39,8 @@ from tvmify.compiler.frontend.symbols import Symbols, settle_sizes
 from tvmify.compiler.frontend.writes import writes_in_place
 from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
-from tvmify.errors import UnsupportedOperator
+from tvmify.errors import NotCompiled, UnsupportedOperator
+from tvmify.system import variables
 from tvmify.torch_compat.dtypes import dtype_name
 
 _LOG = logging.getLogger(__name__)
@@ -129,11 +130,18 @@ class Importer(ExportedProgramImporter):
         kwargs.setdefault("primfunc_name_hint", function.__name__)
         return self.block_builder.emit_te(function, *args, **kwargs)
 
-    def argument(self, node: fx.Node, index: int, name: str, default: Any = None) -> Any:
-        """Return an argument of a call, given by position or by name."""
-        if index < len(node.args):
-            return node.args[index]
-        return node.kwargs.get(name, default)
+    def argument(self, node: fx.Node, name: str) -> Any:
+        """Return an argument of a call, or its default, by its name in the operator's schema.
+
+        Raises
+        ------
+        LookupError
+            The operator has no such argument.
+        """
+        given = operators.arguments(node)
+        if name not in given:
+            raise LookupError(f"{operators.name(node)} has no argument {name!r}")
+        return given[name]
 
     def shape(self, value: Any) -> tuple[Any, ...]:
         """Return the shape of a node of the program: numbers, and expressions over symbols."""
@@ -267,8 +275,10 @@ class Importer(ExportedProgramImporter):
     def _translate(self, node: fx.Node) -> Any:
         expected = node.meta.get("val")
         refuse_what_raises(node, self.sizes)
-        if isinstance(expected, torch.Tensor) and is_empty(expected):
-            return self._empty(expected)
+        results = expected if isinstance(expected, (tuple, list)) else [expected]
+        if results and all(isinstance(r, torch.Tensor) and is_empty(r) for r in results):
+            empty = tuple(map(self._empty, results))
+            return empty if isinstance(expected, (tuple, list)) else empty[0]
         name = operators.short_name(node)
         if operators.is_random(node) or node.target is operators.REPLAYED:
             return self._bridge(node)
@@ -284,7 +294,13 @@ class Importer(ExportedProgramImporter):
             reason: Exception = UnsupportedOperator(
                 [str(node.target)], "some results are not computed"
             )
-        except Exception as error:
+        except NotCompiled as refusal:
+            reason = refusal
+        except Exception as error:  # of any kind: TVM's errors share no narrower class
+            if convert is not None:
+                if variables.strict_compiler():
+                    raise
+                _LOG.warning("converter of %s: %s", operators.name(node), first_line(error))
             reason = error
         if can_bridge(node, DTYPES):
             _LOG.debug("%s is left to PyTorch: %s", operators.name(node), first_line(reason))

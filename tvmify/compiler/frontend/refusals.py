@@ -24,6 +24,8 @@ _PRODUCTS = frozenset(
 #: Arguments of operators that become tensors if they are numbers; one that is too large becomes
 #: infinity there. Others are converted to the tensor's type, which raises an error.
 _OPERANDS = ("self", "other", "exponent")
+#: Types of arguments that may be ints or floats.
+_NUMBERS = ("number", "Optional[number]")
 
 
 def refuse(nodes: Iterable[fx.Node]) -> None:
@@ -97,7 +99,7 @@ def refuse_errors(program: ExportedProgram) -> None:
 
 
 def _mixed_types(node: fx.Node) -> str | None:
-    if operators.short_name(node).partition(".")[0] not in _PRODUCTS:
+    if operators.base_name(node) not in _PRODUCTS:
         return None
     values = (argument.meta.get("val") for argument in node.all_input_nodes)
     dtypes = {str(value.dtype) for value in values if isinstance(value, torch.Tensor)}
@@ -113,15 +115,10 @@ def _overflow(node: fx.Node) -> str | None:
     is_float = result.is_floating_point()
     limits = (torch.finfo if is_float else torch.iinfo)(result.dtype)
     low = limits.min or -limits.max  # eager wraps negative numbers around to unsigned ones
-    arguments = node.target._schema.arguments
-    given = [*zip(arguments, node.args, strict=False)]
-    given += [
-        (argument, node.kwargs[argument.name])
-        for argument in arguments
-        if argument.name in node.kwargs
-    ]
-    for argument, value in given:
-        is_number = type(value) is (float if is_float else int) and "number" in str(argument.type)
+    given = operators.arguments(node)
+    for argument in node.target._schema.arguments:
+        value = given[argument.name]
+        is_number = type(value) is (float if is_float else int) and str(argument.type) in _NUMBERS
         is_converted = is_number and argument.name not in _OPERANDS and math.isfinite(value)
         if is_converted and not low <= value <= limits.max:
             return f"{argument.name}={value} does not fit in {result.dtype}"

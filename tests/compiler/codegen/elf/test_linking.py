@@ -1,4 +1,4 @@
-"""Libraries run as those that a compiler links, and what is not known is refused."""
+"""Libraries behave as if linked by a compiler, and unknown object files are refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def read(program: str, *arguments: object) -> str:
 
 def test_calls_and_data_resolve(objects: list[bytes], tmp_path: Path) -> None:
     library = loaded(tmp_path, link(objects, alias))
-    # 1000 + x, the alias's 4 x, 2 x of the strong one, 3 x + 5, and a number of the table.
+    # 1000 + x, 4 x from the alias, 2 x from the strong symbol, 3 x + 5, and a number of the table.
     assert [library.calls(x) for x in range(4)] == [1005 + 10 * x + 10 * (x + 1) for x in range(4)]
     assert library.weak_only(1) == 8 and library.may_be_missing(0) == 42
     assert [library.writes(1), library.writes(2)] == [1 + 6, 3 + 8]
@@ -177,7 +177,7 @@ def test_exceptions_unwind_through_linked_code(tmp_path: Path) -> None:
     library = ctypes.CDLL(str(saved(tmp_path, link(made, no_alias))))
     found = (ctypes.c_void_p * 64)()
     count = library.outer(found)
-    # Python is above both functions, which a profiler reaches only by the table.
+    # Python's frames are above both functions; a profiler reaches them only by the unwind table.
     assert count > 3
     start = ctypes.cast(library.outer, ctypes.c_void_p).value or 0
     assert any(0 < (found[i] or 0) - start < 200 for i in range(count))

@@ -9,7 +9,7 @@ import pytest
 from tvmify.compiler.codegen.elf import CannotLink, records
 from tvmify.compiler.codegen.elf.machines import machine_of
 
-# Relocation, instruction with zeros in the place of what is written, value, place, instruction.
+# Relocation, instruction with an empty field, value, place, instruction with the field written.
 PATCHED = [
     ("adrp x0, one page on", 275, 0x90000000, 0x1000, 0x10, 0xB0000000),
     ("adrp x0, one page back", 275, 0x90000000, 0x0FFF, 0x1000, 0xF0FFFFE0),

@@ -1,4 +1,4 @@
-"""Object files are read for what they lack, and written for data."""
+"""Object files: undefined symbols are read, and files for data are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions of programs for GPUs with what follows them, run on the CPU: all forms are right."""
+"""Convolutions for GPUs with their epilogues, run on the CPU: all forms give right results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=st
 
 
 class Fastest(dict[str, str]):
-    """Says that a form was measured to be the fastest, of any convolution."""
+    """Fake measurements by which one form is the fastest for any convolution."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_batch_norms_are_in_the_weights(dtype: torch.dtype):
 
 @pytest.fixture
 def cudnn() -> Iterator[None]:
-    """Let PyTorch for the CPU have two operators of cuDNN."""
+    """Add two operators of cuDNN to PyTorch for the CPU."""
     library = torch.library.Library("aten", "IMPL")
 
     def relu(x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int):
@@ -71,7 +71,7 @@ def cudnn() -> Iterator[None]:
 
 @DTYPES
 @pytest.mark.usefixtures("cudnn")
-def test_a_convolution_takes_bias_residual_and_relu_along(dtype: torch.dtype):
+def test_a_convolution_includes_bias_residual_and_relu(dtype: torch.dtype):
     with choosing(Choices(measured=Fastest("fused"))) as collected:
         artifact = check(Normed().eval().to(dtype), torch.randn(2, 3, 9, 9).to(dtype))
     assert not any("relu" in name for name in artifact.report["kernels"])
@@ -82,7 +82,7 @@ def test_a_convolution_takes_bias_residual_and_relu_along(dtype: torch.dtype):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of one pixel with batch norms: with ReLU, a residual, and in the residual."""
+    """1 × 1 convolutions with batch norms: with ReLU, with a residual, and in the residual."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ class Bottleneck(nn.Module):
 
 
 def forms(artifact: Artifact) -> tuple[int, int, int]:
-    """How many kinds of convolutions, products with bias, and such with ReLU PyTorch computes.
+    """How many kinds of convolutions, products with bias, and products with ReLU PyTorch computes.
 
-    Those with results of the same shape are one: a library has each text once.
+    Those with results of the same shape count once, since a library has each text once.
     """
     names = "convolution", "linear", "_addmm_activation"
     convolutions, linear, relu = (
@@ -146,7 +146,7 @@ def test_an_embedding_of_patches_is_a_product(dtype: torch.dtype, has_bias: bool
     artifact = check(Embedding().eval().to(dtype), torch.randn(2, 3, 8, 8).to(dtype))
     assert forms(artifact) == (0, has_bias, 0)
     assert artifact.library.count(b"aten::matmul(") == (not has_bias)
-    # The layout of the images changes where patches are cut out.
+    # The layout of the images changes when patches are extracted.
     kernels = [name for name in artifact.report["kernels"] if "transpose_reshape_transpose" in name]
     assert len(kernels) == 1
 

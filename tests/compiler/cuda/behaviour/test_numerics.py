@@ -1,4 +1,4 @@
-"""What programs for GPUs leave to PyTorch, run on the CPU: graphs, views and layouts are right."""
+"""The bridged parts of programs for GPUs, run on the CPU: graphs, views and layouts are right."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_convolutions_with_epilogues():
     "convolution",
     [
         nn.Conv2d(4, 6, 3, stride=2, padding=(1, 0), dilation=(1, 2)),
-        nn.Conv2d(4, 6, 4, padding="same"),  # one more row and column after than before
+        nn.Conv2d(4, 6, 4, padding="same"),  # one more row and column of padding after than before
         nn.Conv2d(4, 8, (1, 3), groups=4, padding=(0, 1)),
         nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
         nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2),
@@ -194,7 +194,7 @@ def test_epilogue_behind_a_reshape_joins_the_row_product(dtype: torch.dtype):
     assert any("row_product" in name and "gelu" in name for name in names), names
 
 
-def test_reshapes_of_products_that_stay_where_they_are():
+def test_reshapes_of_products_that_are_not_moved():
     def reshaped(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> list[Any]:
         row = torch.addmm(bias, x, weight)
         scalar = (x @ weight[:, :1]).view(()) * 2

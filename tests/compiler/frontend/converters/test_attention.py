@@ -110,7 +110,7 @@ def test_other_ranks():
 
 
 class SelfAttention(nn.Module):
-    """As most models write it: three projections, heads split off and swapped with places."""
+    """As in most models: three projections, split into heads, which are swapped with positions."""
 
     def __init__(self) -> None:
         super().__init__()

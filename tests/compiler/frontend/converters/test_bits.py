@@ -1,4 +1,4 @@
-"""Logic and shifts of integers, and numbers read as another type."""
+"""Logic and shifts of integers, and reinterpreted bits."""
 
 from __future__ import annotations
 

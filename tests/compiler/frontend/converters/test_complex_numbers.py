@@ -1,4 +1,4 @@
-"""Complex numbers between tensors of floats."""
+"""Complex numbers inside programs with float arguments and results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _real(z: torch.Tensor) -> torch.Tensor:
 
 
 class Rotary(nn.Module):
-    """Positions as Llama's first code has them."""
+    """Rotary positions, as in the first version of Llama."""
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
         rotation = torch.complex(angles.cos(), angles.sin())

@@ -44,6 +44,26 @@ def test_views_and_slices():
     )
 
 
+def test_elements_of_a_copied_vector_are_written():
+    def written(x: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return x.index_put((at,), new) * x
+
+    check(written, torch.randn(6), torch.tensor([4, -5, 4]), torch.randn(3))
+
+
+def test_tensors_without_axes_are_read_as_one_element():
+    check_each(
+        {
+            "select": lambda x, at: x.index_select(0, at),
+            "select by scalar": lambda x, at: x.index_select(-1, at[0]),
+            "gather": lambda x, at: x.gather(0, at),
+            "unfold": lambda x, at: x.unfold(0, 1, 2) * 2,
+        },
+        torch.randn(()),
+        torch.tensor([0]),
+    )
+
+
 @pytest.mark.parametrize(
     ("widths", "mode"),
     [
@@ -215,6 +235,7 @@ OUT_OF_RANGE = {
     "scatter": lambda x, i: x.scatter(1, i[None], x[:1, :2]),
     "one_hot": lambda x, i: F.one_hot(i, 4),
     "index_select": lambda x, i: x.index_select(0, i),
+    "index_select of no axes": lambda x, i: x.sum().index_select(0, i[1:]),
     "embedding": lambda x, i: F.embedding(i, x),
     "take": lambda x, i: x.take(i * 2),
     "cross_entropy": lambda x, i: F.cross_entropy(x[:2], i),
@@ -238,7 +259,7 @@ def test_errors_match_eager(name: str):
 
 
 def test_index_add_refuses_negative_positions():
-    """Unlike `index_put`, which counts it from the end."""
+    """Unlike `index_put`, which counts them from the end."""
 
     def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return x.index_add(0, i, x[:2], alpha=2)

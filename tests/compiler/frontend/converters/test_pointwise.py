@@ -32,7 +32,7 @@ def test_activations():
 
 
 def test_functions_within_each_other_are_compiled_in_reasonable_time():
-    """Four within each other took LLVM's code generation minutes, and more for each further one."""
+    """Four nested functions took LLVM's code generation minutes, and more for each further one."""
     names = "sin cos tan exp tanh sigmoid".split()
     check_each(
         {"chain": lambda x: functools.reduce(lambda y, f: getattr(torch, f)(y), names, x)},
@@ -41,7 +41,7 @@ def test_functions_within_each_other_are_compiled_in_reasonable_time():
 
 
 def test_gelu():
-    # Without infinities: eager's own float32 kernel makes NaN of them.
+    # Without infinities, for which eager's float32 kernel gives NaN.
     functions = {"erf": F.gelu, "tanh": lambda x: F.gelu(x, approximate="tanh")}
     check_each(functions, torch.randn(3, 64) * 4)
 
@@ -75,7 +75,7 @@ def test_functions_of_two_arguments():
 
 
 def test_adding_and_subtracting_a_large_number():
-    """TVM's simplifier knows no rounding, no infinity and no NaN."""
+    """TVM's simplifier ignores rounding, infinity and NaN."""
     y = torch.full((64,), 1e8)
     x = with_specials(3, 64)
     check(lambda x: (x - x, x.abs() - x.abs(), (x * 2 + 1) - (x * 2 + 1), x - (x + 3)), x)
@@ -185,7 +185,7 @@ def test_powers(exponent: float):
 
 def test_large_tensors_of_one_value():
     values = (float("-inf"), float("nan"), 2.0)
-    size = (600, 600)  # is not folded into a constant
+    size = (600, 600)  # too large to be folded into a constant
     check_each({str(v): lambda x, v=v: x + x.new_full(size, v) for v in values}, torch.ones(1))
 
 

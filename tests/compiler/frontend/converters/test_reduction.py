@@ -38,7 +38,7 @@ def test_reductions_of_everything():
     "shape", [(8, 8, 1, 3), (8, 8, 3, 1), (2, 8, 5, 1, 3), (1, 8, 1, 37)], ids=str
 )
 def test_reductions_of_rows_with_axes_of_one_element(shape: tuple[int, ...]):
-    """Rows that are no whole number of vectors end where they end."""
+    """Nothing beyond the end of a row is read if its length is not a multiple of the vector."""
     axes = [axis for axis in range(len(shape)) if axis != 1]
     check(lambda x: (x.sum(axes), x.amax(axes)), torch.randn(shape))
 
@@ -89,7 +89,7 @@ def test_softmax_and_running_sums(axis: int):
 
 @pytest.mark.parametrize("shape", [(17,), (34,), (403,), (8, 5), (1, 17)], ids=str)
 def test_norms_of_everything(shape: tuple[int, ...]):
-    """All is one row, whose last vector is not full."""
+    """Everything is one row, whose last vector is not full."""
     check_each(
         {
             "softmax": lambda x: x.flatten().softmax(0),

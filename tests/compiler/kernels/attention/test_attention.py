@@ -1,4 +1,4 @@
-"""The attention kernels: every way to mask, odd sizes, blocks of keys, operands in one tensor."""
+"""The attention kernels: every kind of mask, odd sizes, blocks of keys, operands in one tensor."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tvmify.compiler.microarchitecture import Microarchitecture
 def describe(
     queries: int, keys: int, size: int, *, heads: int = 4, shared: int = 1, **options: Any
 ) -> Attention:
-    """Two batches, places before heads."""
+    """Two batches, positions before heads."""
     value_size = options.pop("value_size", size)
     kept = heads // shared
     return Attention(
@@ -61,7 +61,7 @@ def run(
     target: tvm.target.Target = NATIVE,
     plan: Plan | None = None,
 ) -> Array:
-    """Build the kernel and call it; lays the mask out as the kernel wants it."""
+    """Build the kernel and call it, with the mask in the layout of the kernel."""
     machine = Microarchitecture.of(target)
     plan = plan or by_rule(about, machine)
     if about.mask is not None:
@@ -127,7 +127,7 @@ def check(
         describe(45, 1100, 24, value_size=8, causal=False, heads=1),
         describe(700, 650, 8, heads=1, causal=True),
         describe(100, 1100, 24, value_size=16, heads=1),
-        # Tiles of 6 rows reach from the 16 queries of AVX2 that are there into those that are not.
+        # With AVX2, the last tile of 6 rows extends beyond the 16 queries of a block.
         describe(64, 1500, 64, heads=1),
         describe(1000, 1000, 24, heads=1, causal=True),
         describe(9, 33, 16, shared=4),

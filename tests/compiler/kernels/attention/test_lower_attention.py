@@ -34,7 +34,7 @@ def heads(*shape: int | str) -> tuple[tuple[int | str, ...], str]:
 def expected(
     q: Array, k: Array, v: Array, mask: Array | None = None, *, empty: float = 0.0
 ) -> Array:
-    """Attention in float64; a bool mask shows keys, another is added."""
+    """Attention in float64; a bool mask selects keys, other masks are added."""
     query, *others = (torch.from_numpy(a).double() for a in (q, k, v))
     shared = q.shape[1] // k.shape[1]
     key, value = (a.repeat_interleave(shared, 1) for a in others)
@@ -72,7 +72,7 @@ def test_batch_queries_and_keys(plain: Symbolic, queries: int, keys: int):
 
 def test_padding_of_tiles_does_not_leak_into_results(plain: Symbolic):
     q, k, v = (random(2, HEADS, n, SIZE, seed=i) for i, n in enumerate((9, 17, 17)))
-    # The last of each stands for those that are not there.
+    # The last of each stands for missing ones.
     q[0, 0, -1], k[0, 1, -1, 3], v[1, 2, -1, 5] = np.nan, np.nan, np.inf
     (got,) = plain.run([q, k, v])
     want = expected(q, k, v)
@@ -99,7 +99,7 @@ def test_causal_of_one_tensor_with_shared_heads():
         return op.reshape(out, [batch, length, HEADS * SIZE])
 
     program = build(attention, [heads("b", "s", wide)], hint=20)
-    # Operands are read where they are, and the result is stored where it is wanted.
+    # Operands are read in place, and the result is stored directly.
     called = re.findall(r"cls\.tvmify_(\w+)\(", program.ir_mod.script())
     assert called == ["attention"]
     for length, _ in LENGTHS:
@@ -127,7 +127,7 @@ def test_masks(shape: tuple[int | str, ...], dtype: str, empty: float):
         sizes = {"b": 2, "q": queries, "k": keys}
         mask = random(*(sizes.get(str(n), n) for n in shape), seed=9)
         mask[..., -1, : keys // 2 + 1] = -math.inf
-        mask[:1, ..., -1, :] = -math.inf  # a query, or a batch, that sees nothing
+        mask[:1, ..., -1, :] = -math.inf  # all keys of a query, or of a batch, are hidden
         given = mask > -1 if dtype == "bool" else mask
         check(program, [*arrays, given], expected(*arrays, given, empty=empty))
 
@@ -166,7 +166,7 @@ def test_few_queries_sharing_heads():
 
 @pytest.mark.parametrize("repeated", [("key", "value"), ("key",)])
 def test_repeated_heads_are_not_copied(repeated: tuple[str, ...]):
-    """As `repeat_kv` of transformers does; if it is done to the keys alone, as it says."""
+    """As in `repeat_kv` of transformers, also if only the keys are repeated."""
 
     def repeat(builder: Any, x: Expr) -> Expr:
         batch, few, length, size = x.ty.shape.values

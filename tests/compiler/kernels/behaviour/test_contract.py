@@ -1,7 +1,6 @@
-"""What every schedule rule does, on the smallest program that it takes.
+"""The contract of all schedule rules, on the smallest program that each accepts.
 
-A rule without an example fails. Nothing here runs for a processor that this machine is not, or on
-a GPU.
+A rule without an example fails. For other processors and for GPUs, nothing runs here.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tvmify.compiler.frontend.decompositions import Decomposed, decompose
 from tvmify.compiler.frontend.importer import import_program
 from tvmify.compiler.kernels import RULES
 from tvmify.compiler.kernels.common.choice import Choices, choosing
-from tvmify.compiler.kernels.common.rule import STRICT, Outcome, Rule, RuleFailure, apply_in_turn
+from tvmify.compiler.kernels.common.rule import Outcome, Rule, RuleFailure, apply_in_turn
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "neon": NEON}
@@ -42,19 +41,19 @@ Functions = dict[tvm.ir.GlobalVar, tirx.PrimFunc]
 
 @dataclass(frozen=True)
 class Example:
-    """A layer that a rule takes, of any size.
+    """A layer that a rule accepts, of any size.
 
     Attributes
     ----------
     layer
-        Returns a module, or a function, and its arguments; takes the size.
+        Takes the size, and returns a module or function, and its arguments.
     tile
-        The size in the direction in which the rule cuts.
+        A size without a tail: the tile along the axis that the rule splits.
     least
-        The smallest size of which the rule takes the layer.
+        The smallest size at which the rule accepts the layer.
     any_size
-        Whether the rule is for images of any height and width: `test_any_size` beside such rules
-        holds their results against eager.
+        Whether the rule is for images of any height and width; `test_any_size`, next to such rules,
+        compares their results with eager.
     """
 
     layer: Callable[[int], tuple[Callable[..., Any], tuple[torch.Tensor, ...]]]
@@ -64,7 +63,7 @@ class Example:
 
     @property
     def sizes(self) -> list[int]:
-        """A size that is nothing but a tail, one without a tail, and tiles with one."""
+        """A size with only a tail, one without a tail, and one with tiles and a tail."""
         return [1, self.tile, 37]
 
     def program(self, *sizes: int) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -82,7 +81,7 @@ class Example:
 
 
 class Several(nn.Module):
-    """Layers side by side, each with arguments of its own."""
+    """Several independent layers, each with its own arguments."""
 
     def __init__(self, layers: list[Callable[..., Any]]) -> None:
         super().__init__()
@@ -131,7 +130,7 @@ class _Gated(nn.Module):
         self.gate, self.up = nn.Linear(24, size, bias=False), nn.Linear(24, size, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what a layer of Llama does."""
+        """Compute a gated product as in Llama."""
         return F.silu(self.gate(x)) * self.up(x)
 
 
@@ -178,7 +177,7 @@ EXAMPLES = {
     "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
 }
 
-#: Of GPU rules.
+#: Examples for GPU rules.
 GPU_EXAMPLES = {
     "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
     "row product": Example(lambda size: (nn.Linear(256, 64 * size), (torch.randn(1, 256),))),
@@ -189,7 +188,7 @@ GPU_EXAMPLES = {
     "window": Example(lambda size: (nn.MaxPool2d(3, 2, 1), (torch.randn(1, 8, 6, size),))),
     "fallback": Example(lambda size: _of(lambda x: x.mT.exp(), size, 7)),
 }
-#: Each rule on each of its targets; those without a machine to run on are scheduled all the same.
+#: Each rule on each of its targets, including targets that cannot run here.
 SCHEDULED = [(rule, target) for target in TARGETS.values() for rule in RULES]
 SCHEDULED += [(rule, target) for target in GPUS.values() for rule in GPU_RULES]
 FALLING_BACK = [(rule, NATIVE) for rule in RULES] + [(rule, GPUS["sm_90a"]) for rule in GPU_RULES]
@@ -209,7 +208,7 @@ def _name(value: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def _symbols(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let the compiler know the symbols of the example of a rule."""
+    """Declare the symbols of a rule's example to the compiler."""
     rule = request.node.callspec.params["rule"] if hasattr(request.node, "callspec") else None
     any_size = rule in EXAMPLES and EXAMPLES[rule].any_size
     known = dict.fromkeys(("s0", "s1"), sizes.Range(28, 2, 512))
@@ -223,7 +222,7 @@ def _decomposed(example: Example) -> Decomposed:
 
 
 def unscheduled(rule: str, target: tvm.target.Target) -> Functions:
-    """Return the functions of a rule's example, before any rule has seen them."""
+    """Return the functions of a rule's example, before scheduling."""
     chosen = Choices(measured=Kernels()) if target.kind.name == "cuda" else Choices()
     with warnings.catch_warnings(), choosing(chosen), target:
         warnings.simplefilter("ignore")  # deprecations inside torch and TVM
@@ -233,12 +232,12 @@ def unscheduled(rule: str, target: tvm.target.Target) -> Functions:
 
 
 def _hashes(scheduled: tvm.IRModule, outcomes: Mapping[tvm.ir.GlobalVar, Outcome]) -> Counter[str]:
-    """Count scheduled functions, each as the rule that it has and the hash of its structure."""
+    """Count scheduled functions by their rule and the hash of their structure."""
     return Counter(f"{outcomes[v].rule} {digest(f)}" for v, f in scheduled.functions_items())
 
 
 class Raising(Rule):
-    """Raises an error where another rule has taken the function."""
+    """Raises an error instead of another rule."""
 
     def __init__(self, rule: Rule) -> None:
         self.name, self.anchors, self.rule = rule.name, rule.anchors, rule
@@ -268,7 +267,7 @@ def test_equal_layers_are_scheduled_alike(rule: str, target: tvm.target.Target):
 
 
 @pytest.mark.parametrize(("rule", "target"), FALLING_BACK, ids=_name)
-def test_where_it_raises_the_next_rule_is_tried(
+def test_after_an_error_the_next_rule_is_tried(
     rule: str, target: tvm.target.Target, monkeypatch: pytest.MonkeyPatch
 ):
     rules = pipeline.backend_of(target).rules
@@ -276,7 +275,7 @@ def test_where_it_raises_the_next_rule_is_tried(
     raising: dict[str, Rule] = {**rules, rule: Raising(rules[rule])}
     with pytest.raises(RuleFailure, match=f"{rule} failed: ValueError: no such loop"):
         apply_in_turn(raising, functions, target)
-    monkeypatch.delenv(STRICT)
+    monkeypatch.delenv("TVMIFY_STRICT_COMPILER")
     scheduled, outcomes = apply_in_turn(raising, functions, target)
     assert rule in {failure.rule for each in outcomes.values() for failure in each.failures}
     without = {name: each for name, each in rules.items() if name != rule}
@@ -294,7 +293,7 @@ def test_a_rule_for_gpus_declines_without_an_error(rule: str):
         assert not [failure for outcome in outcomes for failure in outcome.failures]
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes")  # of recurrent layers, by torch
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # by torch, about recurrent layers
 @pytest.mark.parametrize("rule", [name for name, each in EXAMPLES.items() if not each.any_size])
 def test_it_is_right_with_and_without_tails(rule: str):
     example = EXAMPLES[rule]

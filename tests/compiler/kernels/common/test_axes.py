@@ -1,4 +1,4 @@
-"""The names of axes: found wherever they are, and an error where they are not."""
+"""The names of axes: found at any position, and an error if they are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that are written down where no symbol may be, and where loops end."""
+"""Bounds for sizes that must not be symbols, and the ends of loops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_invalid_size_is_not_recorded():
 
 
 def test_a_sum_ends_before_terms_that_are_zero():
-    """Rows are added up in blocks of 112, however few there are."""
+    """Rows are summed in blocks of 112, however few there are."""
     program = symbolic.build(
         lambda _, x: relax.op.mean(x, [1, 2]), [(("b", 4, "h", "c"), "float32")], hint=224
     )

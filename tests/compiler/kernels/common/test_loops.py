@@ -1,4 +1,4 @@
-"""Tiles of sums in registers: their axes are found by name, wherever they are."""
+"""Tiles of sums in registers: their axes are found by name, at any position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MACHINE = Microarchitecture(256, 16, 48 << 10, 1 << 20, memory_operands=True)
 
 
 def _product(*names: str) -> s_tir.Schedule:
-    """Return sums over "k", all of whose other axes the store has, too."""
+    """Return sums over "k"; the store has all of their other axes, too."""
     extents = {ROW: 5, LANE: 8, "other": 7}
     shape = [extents[name] for name in names]
     x = te.placeholder((*shape, 16), "float32", name="x")

@@ -1,4 +1,4 @@
-"""Axes that run through memory together become one, in programs for any size."""
+"""Axes that are contiguous together are merged, in programs for any size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_axes_of_an_image_are_one() -> None:
         (N, 8, H, W),
         lambda x: te.compute((N, H, W), lambda n, i, j: te.sum(x[n, along, i, j], axis=along)),
     )
-    # Each sum is over channels: these are no neighbours of the pixels.
+    # Each sum is over channels, which are not adjacent to the pixels.
     assert shapes(given) == [["n", "8", "h * w"], ["n", "h * w"]]
 
 
@@ -76,7 +76,7 @@ def test_static_functions_are_left_alone() -> None:
 
 @pytest.mark.parametrize("size", [(2, 2), (7, 9), (17, 3), (31, 16), (97, 2)])
 def test_results(size: tuple[int, int]) -> None:
-    """A softmax over channels, and what is added up over pixels."""
+    """A softmax over channels, and sums over pixels."""
 
     def program(_: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         normal = op.nn.softmax(op.multiply(x, x), axis=1)

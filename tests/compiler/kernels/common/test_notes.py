@@ -1,4 +1,4 @@
-"""What a template notes on a block, its rule reads back."""
+"""Rules read back what templates note on blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_plan_of_another_class_is_none():
     assert note_on(sch.get(sch.get_sblock("y")), Other) is None
 
 
-def test_a_plan_is_taken_once():
+def test_taking_a_plan_removes_its_note():
     sch = _noted(PLAN)
     block = sch.get_sblock("y")
     assert take_note(sch, block, Plan) == PLAN

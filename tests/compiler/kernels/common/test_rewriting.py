@@ -12,7 +12,7 @@ from tvmify.compiler.kernels.common.rewriting import collect, rewrite_body
 
 
 def _values(stmt: tirx.Stmt) -> list[int]:
-    """Return what a chain evaluates, from outside in."""
+    """Return the values that a chain evaluates, from outside in."""
     found = []
     while True:
         if isinstance(stmt, tirx.AttrStmt):
@@ -26,7 +26,7 @@ def _values(stmt: tirx.Stmt) -> list[int]:
 
 @pytest.fixture
 def chain() -> tirx.PrimFunc:
-    """Declarations, each of which contains all that follows, as 400 tensors in one function do."""
+    """Nested declarations, each containing all later ones, as for 400 tensors in one function."""
     stmt = tirx.Evaluate(0)
     for i in range(1, sys.getrecursionlimit()):
         declaration = tirx.AttrStmt(StringImm("tensor"), "key", tirx.const(i, "int32"), stmt)
@@ -35,7 +35,7 @@ def chain() -> tirx.PrimFunc:
 
 
 def test_a_chain_of_declarations_may_be_longer_than_the_stack(chain: tirx.PrimFunc) -> None:
-    # 140 linear layers in one function were left to eager PyTorch by a RecursionError.
+    # A RecursionError sent 140 linear layers in one function to eager PyTorch.
     def odd_become_negative(stmt: tirx.Stmt) -> tirx.Stmt | None:
         if isinstance(stmt, tirx.Evaluate) and int(stmt.value) % 2:
             return tirx.Evaluate(-int(stmt.value))

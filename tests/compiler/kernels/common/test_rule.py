@@ -1,4 +1,4 @@
-"""How rules take turns: who had a function, who failed, and what is not even tried."""
+"""The order of rules: which one schedules a function, fails, or is not tried."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tvm import relax, s_tir, tirx
 
 from tests.compiler.kernels.kernels import build, random, use_rules
 from tvmify.compiler.kernels.common.rewriting import names_of
-from tvmify.compiler.kernels.common.rule import STRICT, Failure, Rule, RuleFailure
+from tvmify.compiler.kernels.common.rule import Failure, Rule, RuleFailure
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import Elementwise
 from tvmify.compiler.microarchitecture import Microarchitecture
 
 
 class Noting(Rule):
-    """Has no business with any function; notes which it was offered."""
+    """Accepts no function, and records those that it was offered."""
 
     name = "noting"
 
@@ -28,13 +28,13 @@ class Noting(Rule):
         self.seen: list[tirx.PrimFunc] = []
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
-        """Take nothing."""
+        """Decline every function."""
         self.seen.append(sch.mod["main"])
         return None
 
 
 class Failing(Rule):
-    """Takes every function, and spoils it before it fails."""
+    """Accepts every function, and changes it before it fails."""
 
     def __init__(self, name: str = "failing") -> None:
         self.name = name
@@ -47,10 +47,10 @@ class Failing(Rule):
 
 
 class Undecided(Failing):
-    """Spoils every function, and then has no business with it."""
+    """Changes every function, and then declines it."""
 
     def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
-        """Take nothing."""
+        """Decline every function."""
         with contextlib.suppress(ValueError):
             super().schedule(sch, machine)
         return None
@@ -58,8 +58,8 @@ class Undecided(Failing):
 
 @pytest.fixture
 def lenient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let rules fail as for users."""
-    monkeypatch.delenv(STRICT)
+    """Let rules fail with a warning, as for users."""
+    monkeypatch.delenv("TVMIFY_STRICT_COMPILER")
 
 
 def doubled(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
@@ -90,7 +90,7 @@ def test_traceback_of_failing_rule_is_for_debugging(
     assert "what a rule draws" in caplog.text
 
 
-def test_failure_says_what_tvm_says_of_a_function():
+def test_failure_has_the_message_of_tvm_in_one_line():
     text = """ScheduleError: An error occurred in the schedule primitive 'compute-at'.
 
 The IR with diagnostic is:
@@ -154,7 +154,7 @@ def test_all_failed_rules_are_named(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("lenient")
 def test_slow_function_is_reserved_for_its_rule(monkeypatch: pytest.MonkeyPatch):
-    """The last block of such a sum is shorter, which its description does not say."""
+    """The last block of such a sum is shorter than its description says."""
     use_rules(monkeypatch, Failing(), Elementwise())
     with pytest.raises(RuleFailure, match="failing failed"):
         build(lambda _, x, y: relax.op.matmul(x, y), [random(40, 1103), random(1103, 16)])

@@ -1,4 +1,4 @@
-"""Last tiles of which few rows are there."""
+"""Last tiles with few rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_any_part_of_a_joined_tile_is_computed(rows):
 
 
 def _versions(monkeypatch, hint) -> int:
-    """Return how many blocks of the scheduled product add up."""
+    """Return the number of blocks of the scheduled product that sum."""
     scheduled = []
     schedule = pipeline.schedule
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Transposes tile by tile, in functions that do more."""
+"""Transposes by tiles, in functions with other work."""
 
 from __future__ import annotations
 

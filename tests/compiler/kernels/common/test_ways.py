@@ -1,4 +1,4 @@
-"""Functions that can be scheduled in several ways, and what is asked of whoever measures them."""
+"""Functions that can be scheduled in several ways, and the candidates offered for measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.compiler.kernels.kernels import NATIVE, build, check, has_parallel_lo
 from tests.processes import run_python
 from tvmify.compiler.kernels.common import ways
 from tvmify.compiler.kernels.common.choice import Choices, choosing
-from tvmify.compiler.kernels.common.rule import STRICT, RuleFailure
+from tvmify.compiler.kernels.common.rule import RuleFailure
 from tvmify.compiler.kernels.common.ways import Way
 from tvmify.compiler.kernels.reduction.rule import Reduction
 from tvmify.compiler.tune.samples import lower_sample
@@ -24,7 +24,7 @@ def softmax(x, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-#: A function of each rule, none of whose lengths is a number of vectors, and what it computes.
+#: A function for each rule, with no length that is a multiple of the vector, and its result.
 KERNELS = {
     "reduction": (lambda builder, x: op.nn.softmax(x, -1), lambda x: softmax(x, -1), (90, 403)),
     "column reduction": (
@@ -43,7 +43,7 @@ KERNELS = {
 
 
 def asked(describe, *shapes):
-    """Return what a function asks: candidates and a sample for each workload."""
+    """Return the candidates and a sample for each workload of a function."""
     with choosing(Choices(is_collecting=True)) as choices:
         build(describe, [random(*shape) for shape in shapes])
     return choices
@@ -68,7 +68,7 @@ def test_every_alternative_is_right(rule):
 
 
 def test_only_distinct_alternatives_are_candidates():
-    # No row is longer than a vector; a few rows are worth no threads, many are worth some.
+    # No row is longer than a vector; threads pay for many rows, but not for a few.
     choices = asked(lambda builder, x: op.sum(x, [1]), (2000, 16))
     (names,) = choices.candidates.values()
     assert names == [str(Way(4)), str(Way(4, threads=True))]
@@ -163,7 +163,7 @@ def test_bug_in_a_way_is_a_failure_of_its_rule(monkeypatch: pytest.MonkeyPatch):
     describe, _, shape = KERNELS["reduction"]
     with pytest.raises(RuleFailure, match="reduction failed: KeyError: 'a bug'"):
         asked(describe, shape)
-    monkeypatch.delenv(STRICT)
+    monkeypatch.delenv("TVMIFY_STRICT_COMPILER")
     with choosing(Choices(is_collecting=True)):
         built = build(describe, [random(*shape)])
     assert any("reduction failed: KeyError" in rule for rule in built.rules), built.rules

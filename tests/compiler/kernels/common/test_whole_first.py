@@ -19,7 +19,7 @@ def kernel(program: Symbolic) -> tirx.PrimFunc:
 
 
 def adds_whole_vectors(loop: tirx.For) -> bool:
-    """Whether a loop adds vectors of its operand, all without a condition."""
+    """Whether a loop adds vectors of its operand without a condition."""
     return (
         loop.kind == tirx.ForKind.SERIAL
         and not isinstance(loop.extent, tirx.IntImm)
@@ -57,7 +57,7 @@ def test_maxima_and_sums_of_rows() -> None:
 
 @pytest.mark.parametrize("rows", [2, "rows"])
 def test_sums_across_rows(rows: int | str) -> None:
-    """Several vectors of sums: where threads share the vectors, each iteration tells."""
+    """Several vectors of sums: if threads share the vectors, each iteration has conditions."""
     program = build(lambda builder, x: op.sum(x, [1]), [((rows, 40, "n"), "float32")], hint=200)
     assert program.rules == {"column reduction"}
     for n in (*EDGES, 130):

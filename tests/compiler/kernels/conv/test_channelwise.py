@@ -1,4 +1,4 @@
-"""The cuts that may be measured, of depthwise convolutions and pools."""
+"""The candidates for depthwise convolutions and pools."""
 
 from __future__ import annotations
 

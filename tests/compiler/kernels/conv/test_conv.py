@@ -36,7 +36,7 @@ op = relax.op
 
 @pytest.fixture(autouse=True)
 def direct_only():
-    """Strict accuracy leaves the direct kernel; `test_winograd` has the others."""
+    """Use strict accuracy, which allows only the direct kernel; `test_winograd` has the others."""
     with choice.choosing(choice.Choices("strict")):
         yield
 
@@ -124,7 +124,7 @@ def test_depthwise(target, shape, window, options):
 @pytest.mark.parametrize(
     ("shape", "out", "window", "options"),
     [
-        # Numbered through; with a border, and the last tile longer than the image.
+        # Pixels numbered consecutively; with a border, and a last tile longer than the image.
         ((2, 13, 13, 70), 48, (3, 3), {"stride": (2, 2), "padding": (1, 1)}),
         ((1, 9, 11, 131), 96, (3, 3), {"padding": (1, 1)}),
         ((1, 14, 10, 12), 64, (2, 2), {"stride": (2, 2)}),
@@ -295,7 +295,7 @@ def test_neon_multiplies_and_adds_vectors(groups, rule):
 
 
 def test_images_of_any_size_with_padded_rows():
-    """With 128 channels, TVM could not simplify where in a padded row an element lies."""
+    """With 128 channels, TVM could not simplify the position of an element in a padded row."""
     weights = [random(128, 4, 3, 3, seed=1), random(128, 128, 3, 3, seed=2) / 16]
 
     def two(builder, image, first, second):
@@ -312,7 +312,7 @@ def test_images_of_any_size_with_padded_rows():
 
 
 def test_groups_of_images_of_any_size_without_padding():
-    """Rows of the result are the height minus 2, an expression in which TVM divides nothing."""
+    """The result has height - 2 rows, an expression that TVM cannot divide."""
     weights = [random(6, 2, 3, 3)]
 
     def describe(builder, image, weight):
@@ -328,7 +328,7 @@ def test_groups_of_images_of_any_size_without_padding():
 
 
 def test_two_sequences_of_any_length_without_padding():
-    """A batch that is known is a factor of both terms of its number of rows."""
+    """A static batch size is a factor of both terms of the number of rows."""
     weights = [random(16, 16, 3, 1)]
 
     def describe(builder, image, weight):

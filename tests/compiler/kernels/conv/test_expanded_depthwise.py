@@ -1,4 +1,4 @@
-"""A 1×1 convolution and the depthwise one of its result, as one kernel."""
+"""A 1×1 convolution and a depthwise one after it, as one kernel."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def check(network: Network) -> None:
     [
         ((2, 16, 13, 9), 96, 3, 2, None),  # tiles that overlap, bands that end early
         ((1, 24, 15, 17), 144, 5, 2, None),
-        ((1, 16, 12, 12), 96, 3, 2, (0, 0, 1, 1)),  # rows below alone
+        ((1, 16, 12, 12), 96, 3, 2, (0, 0, 1, 1)),  # padding rows only at the bottom
         ((1, 16, 12, 12), 96, 3, 1, 0),
-        ((1, 8, 10, 10), 48, 7, 1, None),  # a window that stays a loop
+        ((1, 8, 10, 10), 48, 7, 1, None),  # a window that is not unrolled
         ((1, 16, 112, 112), 96, 3, 2, None),  # several bands
     ],
 )

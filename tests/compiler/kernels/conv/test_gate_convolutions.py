@@ -43,7 +43,7 @@ class Doubled(nn.Module):
     ],
     ids=str,
 )
-def test_a_pointwise_convolution_takes_the_gate_in(shape: tuple[int, ...], after: nn.Conv2d):
+def test_a_pointwise_convolution_fuses_the_gate(shape: tuple[int, ...], after: nn.Conv2d):
     batch, height, width = shape
     module = Gated(after.in_channels, 6, after)
     artifact = check(module, torch.randn(batch, 3, height, width))
@@ -76,7 +76,7 @@ def test_scalar_is_not_a_gate(kernel: int):
 
 def test_gated_images_of_any_height():
     torch.manual_seed(0)
-    # Rows are numbered through (height - 1) // 2 + 1 lines of 6 pixels.
+    # Rows are numbered across (height - 1) // 2 + 1 lines of 6 pixels.
     module = nn.Sequential(nn.MaxPool2d(3, 2, 1), Gated(16, 6, nn.Conv2d(16, 24, 1))).eval()
     fast = tvmify(module, dynamic_shapes=({2: Dim.AUTO},), cache=False, strict=True)
     with torch.inference_mode():

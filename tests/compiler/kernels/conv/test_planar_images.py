@@ -14,7 +14,7 @@ from tvmify.compiler.kernels.conv.planar_images import PlanarImages
 
 
 class _Means(nn.Module):
-    """The mean of each channel of a convolution: nothing that would turn the result around."""
+    """The mean of each channel of a convolution, so that the result needs no transpose."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _Means(nn.Module):
 
 
 def _transposed(artifact: Artifact) -> int:
-    # Those of weights are fused with their packing.
+    # Transposes of weights are fused with their packing.
     return sum(name.startswith("transpose") for name in artifact.report["kernels"])
 
 
@@ -71,7 +71,7 @@ def test_other_images_are_transposed(layer: nn.Conv2d):
 
 
 class _Both(nn.Module):
-    """An image that a convolution reads, and something else channels last."""
+    """An image that a convolution reads, and another operator reads channels last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_another_reader_of_the_turned_image_keeps_it():
     check(_Both(), torch.randn(1, 3, 20, 20))
 
 
-def test_an_image_whose_axes_are_all_turned_round_stays():
+def test_an_image_with_all_axes_reversed_stays():
     x = relax.Var("x", relax.TensorType([3, 20, 20, 1], "float32"))
     weight = relax.Var("w", relax.TensorType([8, 3, 3, 3], "float32"))
     builder = relax.BlockBuilder()

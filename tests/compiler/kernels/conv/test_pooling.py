@@ -24,7 +24,15 @@ op = relax.op
         ((2, 13, 10, 32), (3, 2), (2, 3), (1, 1), 1, True, False),
         ((1, 9, 9, 40), (2, 2), (2, 2), (0, 0), 1, False, None),
         ((1, 5, 17, 16), (5, 4), (1, 2), (2, 2), 1, False, False),
-        ((1, 11, 9, 32), (3, 3), (1, 1), (1, 1), 2, False, True),  # and see none that is nearest
+        (
+            (1, 11, 9, 32),
+            (3, 3),
+            (1, 1),
+            (1, 1),
+            2,
+            False,
+            True,
+        ),  # the nearest pixel may be outside of the window
         ((1, 9, 9, 16), (6, 6), (1, 1), (3, 3), 1, False, True),  # a loop, not unrolled
     ],
 )
@@ -57,7 +65,7 @@ def test_maximum(target, shape, window, stride, padding, dilation, ceil, bordere
     ("count", "ceil", "padding", "channels"),
     [
         *pairs([False, True], [False, True], [0, 1], [20, 32]),
-        (False, True, 1, 20),  # where the last window has pixels, padding, and what is beyond
+        (False, True, 1, 20),  # the last window has pixels, padding, and positions beyond it
     ],
 )
 def test_average(count, ceil, padding, channels):
@@ -103,4 +111,4 @@ def test_global_average():
 def test_pools_of_sequences_have_the_layout_of_convolutions(pool: nn.Module):
     module = nn.Sequential(nn.Conv1d(8, 32, 5), nn.ReLU(), pool, nn.Conv1d(32, 16, 3))
     artifact = programs.check(module, torch.randn(2, 8, 40))
-    assert "pooling" in artifact.report["kernels"].values()  # only channels last is scheduled so
+    assert "pooling" in artifact.report["kernels"].values()  # this rule is for channels last only

@@ -1,4 +1,4 @@
-"""Operators on images of which there are more in one call than in the next."""
+"""Operators on images, with a number of images that varies from call to call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def held(
     rule: str,
     hint: int = 4,
 ) -> None:
-    """Hold one program against PyTorch, in float64, for several numbers of images."""
+    """Compare one program with PyTorch in float64, for several numbers of images."""
 
     def expected(*arrays: Array) -> Any:
         return reference(*map(torch.from_numpy, arrays)).numpy()

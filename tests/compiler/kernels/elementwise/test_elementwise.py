@@ -1,4 +1,4 @@
-"""What has no sums: chains, broadcasts, permutations, gathers, concatenations."""
+"""Kernels without sums: chains, broadcasts, permutations, gathers, concatenations."""
 
 # pyright: reportInvalidTypeForm=false
 from __future__ import annotations
@@ -26,7 +26,6 @@ from tests.compiler.kernels.kernels import (
 from tests.compiler.programs import check as check_program
 from tests.compiler.programs import scheduled
 from tvmify.compiler.kernels.common.rewriting import collect
-from tvmify.compiler.kernels.common.rule import STRICT
 from tvmify.compiler.pipeline import schedule
 
 op = relax.op
@@ -47,7 +46,7 @@ def test_chain_with_broadcast(target, shape):
 
 
 def test_a_chain_that_reads_everything_twice_is_not_written_out():
-    """Thirty lines of it would be an expression of a thousand million terms."""
+    """Thirty lines of it would be an expression with a billion terms."""
 
     def doubled(builder, x):
         for _ in range(30):
@@ -72,7 +71,7 @@ def test_functions_of_long_expressions_are_not_written_out():
 
 
 def _spread(mask: Tensor) -> Tensor:
-    """Whether any of the nine around an element is true, in the inside of a mask."""
+    """Whether any of the nine elements of a window is true, without the border of a mask."""
     mask = mask[:, :-2] | mask[:, 1:-1] | mask[:, 2:]
     return mask[:, :, :-2] | mask[:, :, 1:-1] | mask[:, :, 2:]
 
@@ -88,7 +87,7 @@ def _spread_of_mirrored(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("program", [_spread_of_numbers, _spread_of_mirrored])
 def test_conditions_in_numbers_and_in_indices_are_not_written_out(program):
-    """As in a median filter. TVM's simplifier takes minutes for the first as one expression."""
+    """As in a median filter. As one expression, the first takes TVM's simplifier minutes."""
     x = torch.randn(2, 12, 12)
     x[0, 3, 4], x[1, 0, 7] = torch.inf, torch.nan
     ir_mod, _ = scheduled(program, x)
@@ -200,7 +199,7 @@ def test_expensive_broadcast_is_computed_once():
 
 @T.prim_func(private=True, s_tir=True)
 def _one_after_the_other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
-    """Loops within a block: no rule knows what may be done with them."""
+    """Loops within a block, which no rule can transform."""
     with T.sblock("root"), T.sblock("all"):
         T.reads(a[0:4])
         T.writes(b[0:4])
@@ -209,7 +208,7 @@ def _one_after_the_other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float3
 
 
 def test_unscheduled_function_is_counted_and_kept(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(STRICT)
+    monkeypatch.delenv("TVMIFY_STRICT_COMPILER")
     claims = _one_after_the_other.with_attr("tirx.is_scheduled", True)
     before = tvm.IRModule({"plain": _one_after_the_other, "claims": claims})
     after, outcomes = schedule(tvm.IRModule(before.functions), NATIVE)
@@ -233,7 +232,7 @@ def test_diagonals(size):
     check(describe, np.diagonal, [random(size, size)], rule="elementwise")
 
 
-#: The second axis of the latter, `ax1`, is neither the eleventh nor the twelfth: `ax10`, `ax11`.
+#: The second axis of the latter, `ax1`, must not be confused with `ax10` and `ax11`.
 THREE_AXES, TWELVE_AXES = (2, 3, 40), (2, *[1] * 9, 3, 40)
 
 
@@ -269,7 +268,7 @@ def test_parts_of_a_concatenation_are_loops_under_a_condition_on_values(n_parts)
 
 
 def test_a_border_of_ones_is_a_condition_that_turns_twice():
-    """As where a model marks what it has padded: three pieces, not two."""
+    """As when a model marks its padding: three pieces, not two."""
 
     def bordered(x):
         def element(row, column):
@@ -291,7 +290,7 @@ def test_a_border_of_ones_is_a_condition_that_turns_twice():
 
 @pytest.mark.parametrize(("columns", "unrolled"), [(5, []), (10, [2])])
 def test_only_loops_that_decide_conditions_are_unrolled(columns, unrolled):
-    """As where a weight is packed for a matrix product, its columns padded to whole vectors."""
+    """As when a weight is packed for a matrix product, with columns padded to whole vectors."""
     panels = -(-columns // 8)
 
     def panels_of(x):

@@ -1,4 +1,4 @@
-"""Chains of element-wise functions, each of which reads the last one at several places."""
+"""Chains of element-wise functions, each of which reads the one before at several positions."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from tests.compiler.programs import check, scheduled
 
 
 def _scan(x: Tensor) -> Tensor:
-    """Write to parts of a tensor again and again, as a parallel prefix sum does."""
+    """Write to parts of a tensor repeatedly, as in a parallel prefix sum."""
     x = x.clone()
     for step in range(12):
         x[:, step % 4].add_(x[:, (step + 1) % 4] * 0.5)

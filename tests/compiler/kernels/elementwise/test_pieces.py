@@ -1,4 +1,4 @@
-"""Rows of any length: whole vectors for each piece, without conditions or divisions inside."""
+"""Rows of any length: each piece has whole vectors, without conditions or divisions inside."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def padded(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 
 
 def from_the_end(builder: relax.BlockBuilder, x: relax.Expr, y: relax.Expr) -> relax.Expr:
-    """The last elements of each row of `x`, as many as there are in `y`; ones before them."""
+    """The last elements of each row of `x`, as many as in `y`, with ones before them."""
 
     def element(t: te.Tensor, u: te.Tensor) -> Any:
         (rows, columns), more = t.shape, u.shape[0]
@@ -66,7 +66,7 @@ def test_borders_are_pieces() -> None:
 
 
 def test_a_piece_may_be_empty_or_the_whole_row() -> None:
-    """Nothing says whether `few` is more than there are in a row."""
+    """It is unknown whether `few` is larger than the row."""
     program = build(from_the_end, [((3, "n"), "float32"), (("few",), "float32")])
     assert not any("if_then_else" in str(loop.body.block.body) for loop in vectors(program))
 
@@ -89,7 +89,7 @@ def test_rows_of_one_piece_are_whole_vectors_and_halves() -> None:
 
 
 def test_places_that_matter_are_not_found_by_division() -> None:
-    """Each row of a triangle has vectors of its own."""
+    """Each row of a triangle has its own vectors."""
 
     def triangle(builder: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
         def element(t: te.Tensor) -> Any:
@@ -131,7 +131,7 @@ SIDES = {2: AUTO, 3: AUTO}
 
 
 def test_blended_pixels_are_computed_once() -> None:
-    """Each axis is resized by a kernel of its own, and images are transposed in tiles."""
+    """A separate kernel resizes each axis, and images are transposed in tiles."""
     torch.manual_seed(0)
     module = Blended().eval()
     fast = tvmify(module, dynamic_shapes=(SIDES,), cache=False, strict=True)
@@ -166,5 +166,5 @@ def test_modules_for_any_size(module: nn.Module, axes: Any, shapes: Any) -> None
         inputs = tuple(torch.randn(shape) for shape in sizes)
         assert_close_to_reference(fast(*inputs), module, inputs, {})
     assert fast.cache_info().builds == 1
-    # Nothing is moved by a kernel of its own.
+    # No separate kernel only moves data.
     assert "kernels: 1 (" in str(fast.explain())

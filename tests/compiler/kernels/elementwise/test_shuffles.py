@@ -1,4 +1,4 @@
-"""Which kernels `ShuffleLoads` has to look through."""
+"""The kernels that `ShuffleLoads` has to search."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_lanes_out_of_order_are_marked(describe: Describe):
 
 
 def test_panels_of_whole_vectors_are_in_order():
-    # The column of a tile of 16 or 24 is ``column % 24``, though its lanes are neighbours. To look
-    # through every such kernel took a third of the time in which ResNet-18's were lowered.
+    # The column of a tile of 16 or 24 is ``column % 24``, although its lanes are adjacent.
+    # Searching every such kernel took a third of the time to lower ResNet-18.
     def describe(builder, left, right):
         return relax.op.nn.relu(relax.op.matmul(left, right))
 

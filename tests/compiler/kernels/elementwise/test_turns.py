@@ -1,4 +1,4 @@
-"""Where conditions on the place in a row turn."""
+"""Where conditions on the position in a row change."""
 
 from __future__ import annotations
 

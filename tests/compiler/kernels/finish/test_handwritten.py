@@ -1,4 +1,4 @@
-"""Kernels that are written as loops, and what follows them."""
+"""Kernels written as loops, with their epilogues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The tensor attributes")
 
 
 def attention(finish: Callable[..., Any]) -> Callable[..., Any]:
-    """Four heads, places before heads, and what becomes of them."""
+    """Attention with four heads, positions before heads, and an epilogue."""
 
     def program(*given: torch.Tensor) -> Any:
         query, key, value, *others = given
@@ -35,7 +35,7 @@ def operands(queries: int, *others: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 class Followed(nn.Module):
-    """A recurrent layer, and what becomes of its states, last state and last cell."""
+    """A recurrent layer, with operators on its states, last state and last cell."""
 
     def __init__(self, kind: type[nn.RNNBase], finish: Callable[..., Any], hidden: int = 32):
         super().__init__()

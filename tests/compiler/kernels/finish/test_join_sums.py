@@ -1,4 +1,4 @@
-"""What is added up is computed where it is added up."""
+"""The operands of a sum are computed in the loop that sums them."""
 
 from __future__ import annotations
 

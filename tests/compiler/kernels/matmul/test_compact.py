@@ -1,4 +1,4 @@
-"""Compact weights: their errors, what NaN and infinities become, and where they are used."""
+"""Compact weights: their errors, NaN and infinities, and where they are used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ op = relax.op
 
 @pytest.fixture(autouse=True)
 def distant(monkeypatch):
-    """Take all weights to come from memory."""
+    """Assume that all weights come from memory."""
     monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=-1))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
 
@@ -80,7 +80,7 @@ def test_more_rows_with_wider_vectors(monkeypatch, shape):
 @pytest.mark.parametrize("target", TARGETS)
 def test_stacked_weights(left, right, target):
     inputs, weights = [random(*left)], [random(*right, seed=1)]
-    weights[0][..., 5, :] *= 1e-4  # a row of its own scale in each
+    weights[0][..., 5, :] *= 1e-4  # a row with another scale in each
     built = check(
         lambda builder, x, w: op.matmul(x, w),
         np.matmul,
@@ -100,12 +100,12 @@ def test_rows_of_each_stacked_weight_count():
 
     assert applies(4, 2, 64)
     assert not applies(4, 3, 64)
-    assert applies(2, 4, 1, 64)  # two rows meet each
+    assert applies(2, 4, 1, 64)  # two rows for each
     assert not applies(2, 4, 2, 64)
 
 
 def _rows_of(weights):
-    """Multiply a weight, ``[columns, depth]``, by unit vectors: what it is in the kernel."""
+    """Return the weight ``[columns, depth]`` that a kernel uses: its product with unit vectors."""
     depth = weights.shape[1]
     units = np.eye(depth, dtype="float32")
     built = build(_product, [units[:1]], [weights])
@@ -116,7 +116,7 @@ def _rows_of(weights):
 def test_weights_are_off_by_a_fraction_of_their_largest_neighbour():
     width = compact.VECTORS * Microarchitecture.of(NATIVE).lanes()
     weights = random(2 * width, 12, seed=1)
-    weights[:, 3] *= 1e4  # a row of its own scale
+    weights[:, 3] *= 1e4  # a row with another scale
     weights[5, 4] = -1e4  # an outlier
     weights[:, 5] = 0
     weights[:, 6] *= 1e-42  # denormal
@@ -126,7 +126,7 @@ def test_weights_are_off_by_a_fraction_of_their_largest_neighbour():
     seen = _rows_of(weights)
     panels = np.abs(weights.astype("float64")).reshape(2, width, 12)
     largest = np.maximum(panels.max(axis=1, keepdims=True), 2.0**-120)
-    largest *= 1 + 2.0**-23  # what the product with the scale rounds
+    largest *= 1 + 2.0**-23  # rounded by the product with the scale
     allowed = np.broadcast_to(largest * 2.0**-22, panels.shape).reshape(weights.shape)
     error = np.abs(seen.astype("float64") - weights)
     assert (error <= allowed).all()
@@ -151,7 +151,7 @@ def test_nan_and_infinities_stay_in_their_columns():
         given = x.copy()
         given[0, k] = factor
         with np.errstate(invalid="ignore"):
-            # As eager does, a product at a time: a library may skip zeros.
+            # One product at a time, as in eager: a library may skip zeros.
             expected = (weights * given).sum(axis=1, dtype="float32")[None]
         actual = built.run([given], [weights])
         np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
@@ -214,7 +214,7 @@ def test_not_where_a_cache_holds_the_weights(monkeypatch):
     assert not _applies()
     monkeypatch.undo()
     monkeypatch.setattr(compact, "COMPACT", replace(COMPACT, distant=size - 1))
-    assert not _applies()  # L2 does
+    assert not _applies()  # L2 keeps the weights
 
 
 def test_each_weight_counts_once_and_activations_do_not(monkeypatch):

@@ -1,4 +1,4 @@
-"""Products of few rows with a transposed activation: tails, batches, symbols, what is packed."""
+"""Products of few rows with a transposed activation: tails, batches, symbols, and packed ones."""
 
 from __future__ import annotations
 

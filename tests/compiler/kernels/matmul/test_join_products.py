@@ -1,4 +1,4 @@
-"""Products of one input whose results become one value are one kernel."""
+"""Products of one input whose results are combined into one value are one kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Combine = Callable[..., Tensor]
 
 
 class Gated(nn.Module):
-    """Some linear layers of one input, and what is made of their results."""
+    """Linear layers of one input, with a function that combines their results."""
 
     def __init__(self, combine: Combine, *layers: nn.Linear) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Gated(nn.Module):
 
 
 class Feedforward(nn.Module):
-    """As in Llama."""
+    """The feed-forward layer of Llama."""
 
     def __init__(self, width: int, inner: int, bias: bool = False) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def _kernels(artifact: Artifact) -> Counter[str]:
-    """How many kernels have each rule, less those that pack weights, and views."""
+    """How many kernels have each rule, without views and kernels that pack weights."""
     rules: dict[str, str] = artifact.report["kernels"]
     return Counter(rule for n, rule in rules.items() if "pack" not in n and "reshape" not in n)
 
@@ -113,7 +113,7 @@ def test_any_elementwise_combination(combine: Combine, count: int):
 @pytest.mark.parametrize("ones", [0, 1, 2])
 def test_broadcast_operand_is_computed_first(shape: tuple[int, ...], ones: int):
     class Scaled(nn.Module):
-        """As an expert of a mixture."""
+        """An expert of a mixture."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -131,7 +131,7 @@ def test_broadcast_operand_is_computed_first(shape: tuple[int, ...], ones: int):
 @pytest.mark.parametrize("number", range(choice.Choices().most))
 @pytest.mark.parametrize("shape", [(2, 17, 64), (4, 16, 3)], ids=str)
 def test_every_tiling(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], number: int):
-    # Tiles of rows go across leading axes, and rows and columns beyond the last are computed, too.
+    # Tiles of rows cross leading axes, and rows and columns beyond the last are computed, too.
     monkeypatch.setattr(choice, "settled", lambda _, found: found[min(number, len(found) - 1)])
     module = Gated(_swiglu, nn.Linear(shape[-1], 17), nn.Linear(shape[-1], 17)).eval()
     x = torch.randn(shape)
@@ -191,7 +191,7 @@ def test_two_pairs_of_one_input():
     layers = [nn.Linear(48, 80) for _ in range(4)]
     module = Gated(lambda a, b, c, d: (_swiglu(a, b), torch.tanh(c) * d), *layers).eval()
     artifact = check(module, torch.randn(9, 48))
-    # Both pairs have one shape, yet the epilogues differ.
+    # Both pairs have the same shape, but different epilogues.
     assert _kernels(artifact) == {"joined matmul": 2}
 
 
@@ -213,7 +213,7 @@ def test_the_same_weight_twice():
     check(Gated(_swiglu, layer, layer).eval(), torch.randn(9, 48))
 
 
-def test_nan_and_infinities_stay_where_they_are():
+def test_nan_and_infinities_are_as_in_eager():
     gate, up = nn.Linear(9, 70), nn.Linear(9, 70)
     with torch.no_grad():
         gate.weight[3, 0], up.weight[6, 1], gate.weight[9, 2] = torch.nan, torch.inf, -torch.inf

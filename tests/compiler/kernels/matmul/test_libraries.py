@@ -1,4 +1,4 @@
-"""Products that PyTorch's libraries compute: which they are, and what comes out."""
+"""Products that PyTorch's libraries compute: which ones, and their results."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ _AVX512 = "avx2 fma avx512f avx512bw avx512cd avx512dq avx512vl avx512bf16 avx51
 
 @pytest.fixture
 def _paired(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let bfloat16 be multiplied in pairs on any processor."""
+    """Use products of pairs for bfloat16 on any processor."""
     monkeypatch.setattr(pairs, "COMPACT", replace(COMPACT, few_unpacked=0.01))
     monkeypatch.setattr(Microarchitecture, "keeps", lambda self, size: False)
 
 
 @pytest.fixture
 def _forced(_paired: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let libraries have all that they may have."""
+    """Use libraries for all products that they support."""
     lines = tuple(replace(line, unmeasured=lambda *_: True) for line in libraries.LIBRARIES)
     monkeypatch.setattr(libraries, "LIBRARIES", lines)
 
 
 class Product(nn.Module):
-    """A product with a weight that lies in memory either way, and what follows."""
+    """A product with a weight, transposed in memory or not, and an epilogue."""
 
     def __init__(self, transposed: bool, bias: bool, after: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_unrounded_bfloat16_sums_use_own_kernels():
 
 
 class Database:
-    """Knows that libraries are the fastest, where they are offered."""
+    """A fake database in which libraries are the fastest, if they are candidates."""
 
     def __init__(self) -> None:
         self.asked: dict[str, Sequence[str]] = {}
@@ -199,7 +199,7 @@ def test_candidates_are_measured_with_a_bias_and_an_activation(dtype):
     stopwatch = Stopwatch()
     x = torch.randn(2, 24, 64).to(dtype)
     report = tuned(mlp(dtype), Measurements(None, "cpu"), stopwatch, (x,)).report["tuning"]
-    # Kernels of ours among themselves, and the rule's beside a library.
+    # Our kernels among themselves, and the rule's kernel against a library.
     assert (report["measured"], report["failed"]) == (4, {})
     beside = [i for i, shapes in enumerate(stopwatch.shapes) if len(shapes) == 3]
     assert [stopwatch.shapes[i] for i in beside] == [
@@ -225,7 +225,7 @@ def test_library_is_not_called_without_amx(dtype):
 
 
 def lowered(module: nn.Module, x: Tensor, machine: Target) -> dict[str, str]:
-    """Return what libraries compute of a program for another machine."""
+    """Return the parts of a program for another machine that libraries compute."""
     prepare_tvm()
     from tvmify.compiler import pipeline
     from tvmify.compiler.frontend.decompositions import decompose
@@ -257,7 +257,7 @@ def test_code_is_generated_for_a_machine_with_amx():
     with torch.no_grad():
         exported = torch.export.export(mlp(torch.bfloat16), (torch.randn(8, 64).bfloat16(),))
     artifact = compile(exported, machine)
-    # Whoever has no AMX may run it, too: only the libraries that it calls use that.
+    # It also runs without AMX, which only the called libraries use.
     assert "amx-bf16" not in Target.parse(artifact.target).requirements
     assert artifact.report["unscheduled"] == 0
 

@@ -204,7 +204,7 @@ def test_weights_are_fetched_ahead():
         return check(_linear, _linear_reference, inputs, weights, rule="matmul", target=NATIVE)
 
     assert _prefetches(of(64, 512)) > 0
-    # A single tile finds a few weights in L2, and prefetches many.
+    # A single tile prefetches many weights, but not a few, which are in L2.
     assert _prefetches(of(1, 512)) == 0
     assert _prefetches(of(1, 8192)) > 0
 
@@ -227,7 +227,7 @@ def test_tiles_suit_all_numbers_of_rows_of_a_class():
 @pytest.mark.parametrize(("target", "lines"), [(AVX2, 2), (AVX512, 1)])
 def test_rows_are_fetched_ahead_where_few_columns_need_them(target, lines):
     # An iteration takes four steps of 6 rows with AVX2, two with AVX-512; a line has 16 elements.
-    # All weights stay in L2: of others, two blocks are on their way.
+    # These weights stay in L2; otherwise, two blocks are prefetched at a time.
     def prefetches(columns):
         weights = [random(columns, 64, seed=1), random(columns, seed=2)]
         inputs = [random(64, 64)]
@@ -239,7 +239,7 @@ def test_rows_are_fetched_ahead_where_few_columns_need_them(target, lines):
 
 
 def test_both_orders_of_rows_and_columns():
-    # Weights too large to be read again, then so small that rows come first; with tails of all.
+    # Weights too large to be read again, then so small that rows come first; all with tails.
     for rows, depth, columns in [(45, 1030, 300), (1000, 70, 40)]:
         weights = [random(columns, depth, seed=1), random(columns, seed=2)]
         check(_linear, _linear_reference, [random(rows, depth)], weights, rule="matmul")
@@ -287,7 +287,7 @@ def test_single_tile_takes_more_rows():
         work = plans.Workload(1, 4, columns, depth, "float32", True)
         return plans.choose(work, Microarchitecture.of(AVX2), 32).rows
 
-    assert rows(768, 3072) == 2  # two tiles share what comes from memory
+    assert rows(768, 3072) == 2  # two tiles share the weights from memory
     assert rows(512, 10) == 4
 
 

@@ -1,4 +1,4 @@
-"""Products of bfloat16: what is computed in pairs, by which instruction, and how exactly."""
+"""Products of bfloat16: which are computed in pairs, by which instruction, and how exactly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _narrow(*shape, seed=0):
 
 
 def _wide(builder, x):
-    """Return a tensor as the importer has the operand of a product: in float32."""
+    """Return a tensor in float32, as the importer represents operands of products."""
     return builder.emit(op.astype(x, "float32"))
 
 
@@ -155,7 +155,7 @@ def test_merged_and_moved_weights():
 
 @needs_pairs
 def test_reshaped_rows():
-    # As behind attention, whose result is cast before its heads are joined.
+    # As after attention, whose result is cast before its heads are joined.
     def product(builder, x, weight):
         joined = builder.emit(op.reshape(_wide(builder, x), [2, 5, 48]))
         return op.matmul(joined, _wide(builder, weight))
@@ -170,7 +170,7 @@ def test_reshaped_rows():
 @needs_pairs
 @pytest.mark.parametrize("which", ["weights", "rows"])
 def test_intermediate_casts_round(which):
-    # TVM drops a cast to bfloat16 and back within a function; to cut digits off is no rounding.
+    # TVM drops a cast to bfloat16 and back within a function, and truncation is not rounding.
     numbers = random(35, 35, seed=3)
     specials = np.array([0x7F800001, 0x7FFFFFFF, 0x7F7FFFFF, 0x7F800000], dtype=np.uint32)
     numbers[0, :4] = specials.view(np.float32)

@@ -1,4 +1,4 @@
-"""What products with symbolic sizes are planned for."""
+"""The sizes that products with symbolic sizes are planned for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of few rows with an activation where it lies: tails, batches, symbols, refusals."""
+"""Products of few rows with an activation that is read in place: tails, batches, refusals."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ op = relax.op
 @pytest.mark.parametrize(
     ("x", "y", "dtype"),
     [
-        ((1, 64), (64, 100), "float32"),  # columns that are no whole vectors
+        ((1, 64), (64, 100), "float32"),  # columns that are not a multiple of the vector
         ((1, 5), (5, 700), "float32"),  # two blocks of columns, which overlap
         ((7, 101), (101, 40), "float32"),  # tiles of 4 and 3 rows; a last chunk of 5
         ((32, 40), (40, 24), "float64"),
         ((2, 33), (33, 17), "float64"),
-        ((3, 1, 48), (48, 32), "float32"),  # rows of several matrices, of one other
+        ((3, 1, 48), (48, 32), "float32"),  # rows of several matrices with one weight
         ((2, 3, 35), (1, 35, 16), "float32"),
         ((4, 2, 35), (4, 35, 24), "float32"),
         ((2, 3, 1, 70), (2, 3, 70, 16), "float32"),
@@ -88,7 +88,7 @@ def test_symbolic_reductions_and_batches(x, y):
     [
         ((33, 64), (64, 48)),  # many rows
         ((17, 2, 64), (64, 48)),
-        ((2, 64), (64, 3)),  # not one vector of columns
+        ((2, 64), (64, 3)),  # fewer columns than a vector
         ((1, 4, 64), (3, 64, 16)),  # one matrix for several
     ],
     ids=str,

@@ -1,4 +1,4 @@
-"""Products with a vector: a transposed matrix is read where it lies."""
+"""Products with a vector: a transposed matrix is read in place."""
 
 from __future__ import annotations
 

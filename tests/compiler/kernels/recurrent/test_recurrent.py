@@ -1,4 +1,4 @@
-"""The kernels of recurrent layers: every way to cut them, and which ways there are."""
+"""The kernels of recurrent layers: all of their plans."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def expected(inputs: Array, weights: Array, states: list[Array], reverse: bool) -> Iterator[Array]:
-    """The states in the order in which they are computed; gates as rows of the weights."""
+    """The states in the order of computation; gates are rows of the weights."""
     state, cell = states[0], states[-1]
     for x in inputs[::-1] if reverse else inputs:
         products = np.einsum("bk,gik->bgi", state, weights)
@@ -48,7 +48,7 @@ def expected(inputs: Array, weights: Array, states: list[Array], reverse: bool) 
 
 
 def run(plan: Plan, arrays: list[Array], target: tvm.target.Target, reverse: bool) -> Array:
-    """Call the kernel on arrays that are not padded; returns the states, cut."""
+    """Call the kernel on arrays without padding; return the states without padding."""
     inputs, weights, *states = arrays
     missing = plan.padded - plan.hidden
     tiles = plan.padded // plan.tile
@@ -150,7 +150,7 @@ def test_workloads_and_plans_have_names():
 
 
 @pytest.mark.parametrize("kind", GATES)
-def test_activations_take_no_activations(kind: str):
+def test_activations_are_not_fused_into_activations(kind: str):
     # TVM's code generator repeats arguments: LLVM would take ten times as long.
     stores: list[tirx.BufferStore] = []
     calls: list[Call] = []

@@ -45,7 +45,7 @@ def test_softmax_of_rows(target, shape):
 @pytest.mark.parametrize("length", [1, 16, 17, 33, 34, 100, 130, 200, 403, 1000])
 @pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.sum, op.max])
 def test_single_row_is_scheduled_as_a_row(describe, length):
-    """TVM reorders the loops of partial sums with a tail only when there is a loop around them."""
+    """TVM can reorder the loops of partial sums with a tail only inside another loop."""
 
     def vectors(*shape):
         built = build(lambda builder, x: describe(x, -1), [random(*shape)])
@@ -110,7 +110,7 @@ def test_mean_of_everything_is_vectorized():
 
 
 def test_overlapping_windows_are_not_rows():
-    """A convolution that no template took: its lanes are neighbouring results."""
+    """A convolution without a template: its lanes are neighbouring results."""
     built = build(
         lambda builder, x, w: op.nn.conv3d(x, w, padding=1),
         [random(1, 4, 5, 6, 20), random(8, 4, 3, 3, 3, seed=1)],
@@ -147,7 +147,7 @@ def test_argmax_takes_the_first():
 
 
 def test_scalar_reduction_of_a_repeated_operand():
-    """It has no columns that could be lanes instead."""
+    """It has no columns to use as lanes instead."""
     check(
         lambda builder, x: op.sum(builder.emit(op.broadcast_to(x, (7, 33, 65)))),
         lambda x: 7 * x.sum(),
@@ -158,7 +158,7 @@ def test_scalar_reduction_of_a_repeated_operand():
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5)])
 def test_a_scalar_is_read_for_each_element(shape):
-    """It has no axis that the sum could run along."""
+    """It has no axis to sum along."""
     x = np.full((), 1.5, np.float32)
     built = build(lambda builder, x: op.sum(builder.emit(op.broadcast_to(x, shape)), -1), [x])
     assert "unscheduled" not in built.report.values()
@@ -188,7 +188,7 @@ def test_parallel_only_when_worth_it():
 
 @pytest.mark.parametrize("axes", [[0], [1], [0, 1]])
 def test_strict_mean_divides_by_the_element_count(axes):
-    """Not by how many there are in the calls that the program is tuned for."""
+    """Not by the number of elements that the program is tuned for."""
     with choice.choosing(choice.Choices("strict")):
         program = build_for_any(lambda _, x: op.mean(x, axes), [(("s0", "s1"), "float32")])
     for rows in EDGES:
@@ -210,7 +210,7 @@ def test_layer_norm_of_any_length():
 
 
 def test_long_sum_with_a_likely_singleton_axis():
-    """Sums of sums are then along the other: along this one they would become no fewer."""
+    """Sums of sums are then along the other axis: along this one there would not be fewer."""
 
     def describe(builder, x):
         count, rows, columns = x.ty.shape.values
@@ -225,7 +225,7 @@ def test_long_sum_with_a_likely_singleton_axis():
 
 @pytest.mark.parametrize("axes", [(1, 3), (0, 2), (0, 2, 3), (0, 3)])
 def test_means_over_axes_that_are_no_neighbours(axes):
-    """No loop runs over several axes, whose places it would find by dividing by their sizes."""
+    """No loop covers several axes, since it would have to divide by their sizes."""
     program = build_for_any(
         lambda _, x: op.mean(x, list(axes)), [(("n", 5, "height", "width"), "float32")]
     )
@@ -238,7 +238,7 @@ def test_means_over_axes_that_are_no_neighbours(axes):
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("describe", [op.nn.softmax, op.nn.log_softmax, op.max, op.mean, op.sum])
 def test_stages_of_columns_share_tiles(describe, target):
-    """What is read once per tile has one size: nothing of the size of an argument is allocated."""
+    """Only tiles are allocated, nothing of the size of an argument."""
     program = build_for_any(
         lambda _, x: describe(x, 1), [(("n", 5, "height", "width"), "float32")], target=target
     )

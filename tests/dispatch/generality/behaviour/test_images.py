@@ -13,7 +13,7 @@ from tests.dispatch.generality.nets import check, compiled, drawn
 
 
 class Sides(nn.Module):
-    """Results of half and of a quarter of the rows, which are joined."""
+    """Results with half and with a quarter of the rows, concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Segments(nn.Module):
         return nn.functional.interpolate(self.layers(x), size=x.shape[-2:], mode=self.mode)
 
 
-#: How a module is made, and what height and width are multiples of.
+#: How to make a module, and the number that height and width are multiples of.
 IMAGES: dict[str, Any] = {
     "skips": (Sides, 4),
     "bilinear": (lambda: Segments("bilinear"), 1),

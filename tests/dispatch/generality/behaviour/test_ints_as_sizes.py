@@ -17,7 +17,7 @@ from tvmify.integrations.torch_compile import backend as backend_of_tvmify
 
 
 class Positions(nn.Module):
-    """Adds rows of a table to its input, as ``rows`` chooses them."""
+    """Adds rows of a table to its input; ``rows`` selects them."""
 
     def __init__(self, rows: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_one_program_serves_all_values(rows: Callable[..., torch.Tensor]) -> Non
     module = positions(rows)
     fast = tvmify.tvmify(module, cache=False, strict=True)
     check(fast, module, 9, 10, 11, 15, 40)
-    assert fast.cache_info().builds == 2  # the first value alone, and any
+    assert fast.cache_info().builds == 2  # for the first value, and for any
     check(fast, module, 0, 1)  # constants, as sizes are
     assert fast.cache_info().builds == 4
     assert "int s0" in str(fast.explain())
@@ -105,7 +105,7 @@ def test_another_instance_loads_the_program(tmp_path: Path) -> None:
 
 
 class Cache(nn.Module):
-    """Attention to the tokens so far, which it keeps in buffers."""
+    """Attention to all tokens so far, kept in buffers."""
 
     keys: torch.Tensor
     values: torch.Tensor

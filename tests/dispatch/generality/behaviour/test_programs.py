@@ -1,4 +1,4 @@
-"""What programs for any size compute, and which sizes they share."""
+"""Programs for any size: their results, and the sizes that share a symbol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.dispatch.generality.nets import Encoder, Linear, Slices, check, compi
 
 
 class Cached(Linear):
-    """Attention of one query, with keys that grow."""
+    """Attention of one query, with a growing number of keys."""
 
     def forward(self, x: torch.Tensor, keys: torch.Tensor) -> Any:  # type: ignore[override]
         keys = torch.cat([keys, self.linear(x)], 1)
@@ -23,7 +23,7 @@ class Cached(Linear):
 
 
 class Moved(nn.Module):
-    """What moves and counts elements."""
+    """Operators that move and count elements."""
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         padded = nn.functional.pad(x, (1, -1, 0, 2), value=3.0)
@@ -49,7 +49,7 @@ class Gathered(nn.Module):
 
 
 class Written(nn.Module):
-    """Elements that are written or added at computed positions."""
+    """Elements written or added at computed positions."""
 
     def forward(self, x: torch.Tensor, at: torch.Tensor) -> Any:
         zeros, rows = x.new_zeros(4, 5), at[:, None].expand(-1, 5)
@@ -63,7 +63,7 @@ class Written(nn.Module):
 
 
 class Resized(nn.Module):
-    """Sequences of other lengths."""
+    """Sequences resized to other lengths."""
 
     def forward(self, x: torch.Tensor) -> Any:
         resize, pooled = nn.functional.interpolate, nn.functional.adaptive_avg_pool1d(x, 3)
@@ -72,7 +72,7 @@ class Resized(nn.Module):
 
 
 class Windows(nn.Module):
-    """Attention within windows, the number of which is where the number of heads is otherwise."""
+    """Attention within windows, with the number of windows where the number of heads usually is."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, size = x.shape
@@ -96,7 +96,7 @@ class Parts(nn.Module):
 
 
 class LeftToTorch(nn.Module):
-    """Operators without a converter: sizes are their arguments, and those of complex results."""
+    """Bridged operators, with sizes as arguments, and with complex results."""
 
     def forward(self, x: torch.Tensor) -> Any:
         spectrum = torch.fft.rfft(2 * x, dim=0)
@@ -129,7 +129,7 @@ LAYERS: dict[str, tuple[nn.Module, Any]] = {
 def test_dynamic_program_matches_eager(name: str) -> None:
     torch.manual_seed(0)
     module, arguments = LAYERS[name]
-    for part in module.modules():  # drawn at import, after whatever other files draw
+    for part in module.modules():  # drawn at import, after draws of other files
         if isinstance(part, nn.Linear | nn.Conv2d | nn.LSTM):
             part.reset_parameters()
     fast = compiled(module)
@@ -170,7 +170,7 @@ def test_dynamic_views_alias_as_in_eager() -> None:
 
 
 def test_a_size_that_becomes_a_number_in_translation_is_a_guard() -> None:
-    """PyTorch records the fast path of this layer without asking how many features there are."""
+    """PyTorch records the fast path of this layer without checking the number of features."""
     module = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     fast = compiled(module, dynamic=True)
     for batch, length in ((5, 9), (7, 8), (3, 20)):
@@ -186,8 +186,9 @@ class Masked(Encoder):
 
 @pytest.mark.thorough
 def test_sizes_that_become_equal_in_translation_are_one() -> None:
-    """PyTorch records the fast path without asking whether the mask fits. The symbols of the last
-    argument, of which a view is returned, get other names.
+    """PyTorch records the fast path without checking whether the mask fits.
+
+    A view of the last argument is returned, and its symbols get other names.
     """
     torch.manual_seed(0)
     module = Masked()

@@ -20,6 +20,8 @@ from tvmify.compiler.sizes import Size
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
 
+aten = torch.ops.aten
+
 
 @converts("scaled_dot_product_attention.default")
 def attention(importer: Importer, node: fx.Node) -> relax.Expr:
@@ -29,15 +31,15 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     attention; but NaN where the model wrote attention as single operators.
     """
     query, key, value = node.args[:3]
-    mask = importer.argument(node, 3, "attn_mask")
-    causal = bool(importer.argument(node, 5, "is_causal", False))
-    scale = node.kwargs.get("scale")
+    mask = importer.argument(node, "attn_mask")
+    causal = bool(importer.argument(node, "is_causal"))
+    scale = importer.argument(node, "scale")
     if scale is None:
         scale = 1.0 / math.sqrt(importer.shape(query)[-1])
     shape = importer.shape(node)
     # An axis of the mask may be of batches or of heads; batches are found by position. The kernels
     # know the number of heads, so an axis whose size varies is one of batches.
-    is_grouped = bool(node.kwargs.get("enable_gqa", False))
+    is_grouped = bool(importer.argument(node, "enable_gqa"))
     # The kernels share heads of keys and values alike; others are repeated.
     few = [importer.shape(x)[-3] for x in (key, value)] if is_grouped else []
     is_shared = is_grouped and sizes.is_static(shape[-3], *few) and sizes.same(*few)
@@ -121,11 +123,10 @@ def _reduced(
     parts of an "and" that are causal or all true: a mask of padded keys then needs no element per
     query.
     """
-    name = str(mask.target)
-    if name in ("aten.expand.default", "aten.clone.default"):
+    if mask.target in (aten.expand.default, aten.clone.default):
         return _reduced(importer, mask.all_input_nodes[0], queries, keys)
     parts = mask.all_input_nodes
-    is_and = name in ("aten.bitwise_and.Tensor", "aten.logical_and.default")
+    is_and = mask.target in (aten.bitwise_and.Tensor, aten.logical_and.default)
     if is_and and all(part.meta["val"].dtype is torch.bool for part in parts):
         found = [_reduced(importer, part, queries, keys) for part in parts]
         left = [part for part, _ in found if part is not None]

@@ -62,9 +62,9 @@ def _unpadded(importer: Importer, x: fx.Node, rank: int) -> tuple[fx.Node, list[
     Models ported from TensorFlow pad explicitly, more after than before.
     """
     is_pad = x.target is torch.ops.aten.constant_pad_nd.default
-    pads = list(importer.argument(x, 1, "pad")) if is_pad else []
-    is_zero = importer.argument(x, 2, "value", 0) == 0
-    if not pads or not is_zero or min(pads) < 0 or len(pads) > 2 * rank:
+    is_zero = is_pad and importer.argument(x, "value") == 0
+    pads = list(importer.argument(x, "pad")) if is_zero else []
+    if not pads or min(pads) < 0 or len(pads) > 2 * rank:
         return x, [0] * rank, [0] * rank
     # The padding of the last axis comes first.
     before, after = ([*pads[i::2], *[0] * rank][:rank][::-1] for i in (0, 1))

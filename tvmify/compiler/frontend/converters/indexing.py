@@ -81,6 +81,8 @@ def embedding(importer: Importer, node: fx.Node) -> relax.Expr:
 def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args
     shape = importer.shape(source)
+    if not shape:
+        return _from_scalar(importer, node, source, index)  # type: ignore[arg-type]
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     at = positions(importer, index, source, axis, wrap=False)  # type: ignore[arg-type]
     return importer.emit_te(take, importer.tensor(source), at, axis)
@@ -90,12 +92,8 @@ def index_select(importer: Importer, node: fx.Node) -> relax.Expr:
 def gather(importer: Importer, node: fx.Node) -> relax.Expr:
     source, axis, index = node.args[:3]
     shape = importer.shape(source)
-    if not shape:  # it has no axes, and is treated as an axis of one element
-        at = positions(importer, index, source, 0, wrap=False)  # type: ignore[arg-type]
-        out = list(importer.shape(node))
-        at = importer.emit(relax.op.reshape(at, [product(out)]))
-        line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
-        return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
+    if not shape:
+        return _from_scalar(importer, node, source, index)  # type: ignore[arg-type]
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     extents = importer.shape(index)  # type: ignore[arg-type]
     pairs = list(enumerate(zip(extents, shape, strict=True)))
@@ -123,6 +121,15 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
 
     kernel = gathered if line is None else rows
     return importer.emit_te(kernel, importer.tensor(source), at)
+
+
+def _from_scalar(importer: Importer, node: fx.Node, source: fx.Node, index: fx.Node) -> relax.Expr:
+    """Read a tensor without axes, which is treated as an axis of one element."""
+    at = positions(importer, index, source, 0, wrap=False)
+    out = list(importer.shape(node))
+    at = importer.emit(relax.op.reshape(at, [product(out)]))
+    line = importer.emit(relax.op.reshape(importer.tensor(source), [1]))
+    return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
 
 
 def _line(importer: Importer, index: fx.Node, axis: int, shape: Sequence[Size]) -> fx.Node | None:
@@ -193,17 +200,16 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(taken, importer.tensor(source), *at)
 
 
-@converts("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
-@converts("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
-def pad_with_own(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts(*(f"reflection_pad{rank}d.default" for rank in (1, 2, 3)), mirrors=True)
+@converts(*(f"replication_pad{rank}d.default" for rank in (1, 2, 3)), mirrors=False)
+def pad_with_own(importer: Importer, node: fx.Node, *, mirrors: bool) -> relax.Expr:
     """Padding that replicates or reflects the border; a negative width crops."""
     shape, out = importer.shape(node.args[0]), importer.shape(node)
     widths = list(node.args[1])  # type: ignore[arg-type]
     found = {}
     for axis, before in zip(range(len(shape) - 1, -1, -1), widths[::2], strict=False):
         at, last = torch.arange(out[axis]) - before, shape[axis] - 1
-        mirrored = "reflection" in str(node.target)
-        at = last - (last - at.abs()).abs() if mirrored else at.clamp(0, last)
+        at = last - (last - at.abs()).abs() if mirrors else at.clamp(0, last)
         found[axis] = places.formula(at.tolist())
     return importer.emit_te(reading(found, out), importer.tensor(node.args[0]))
 
@@ -222,9 +228,10 @@ def one_hot(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(one_hot_of, at)
 
 
-@converts("scatter.src", "scatter.value", "scatter_add.default")
-def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
-    source, axis, index, values = node.args[:4]
+@converts("scatter.src", "scatter.value", add=False)
+@converts("scatter_add.default", add=True)
+def scatter(importer: Importer, node: fx.Node, *, add: bool) -> relax.Expr:
+    source, axis, index, values = node.args
     shape, dtype = importer.shape(source), node.meta["val"].dtype
     if not shape:
         raise UnsupportedOperator([str(node.target)], "the tensor has no axes")
@@ -250,7 +257,6 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
             part = importer.emit_te(first, part)
     else:
         part = importer.emit(relax.op.full(list(extents), importer.tensor(values, dtype)))
-    add = "add" in str(node.target)
     if line is not None:
         at = importer.emit(relax.op.reshape(at, extents[:1]))
         return _write(importer, source, at, part, len(shape) - 1, add)
@@ -260,7 +266,7 @@ def scatter(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("index_put.default")
 def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
     source, indices, values = node.args[:3]
-    add = bool(importer.argument(node, 3, "accumulate", False))
+    add = bool(importer.argument(node, "accumulate"))
     indexed = [axis for axis, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
     first, last = indexed[0], indexed[-1] + 1
     if indexed != list(range(first, last)):

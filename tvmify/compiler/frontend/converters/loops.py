@@ -5,7 +5,9 @@ checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -127,9 +129,9 @@ def write_rows(
         read = [index, values] if source is None else [source, index, values]
         with anchor("scatter", read, result):
             if source is not None:
-                with T.grid(*shape) as at:
+                with _grid(shape) as at:
                     T.buffer_store(result, source[tuple(at)], at)
-            with T.grid(*written) as at:
+            with _grid(written) as at:
                 place = [*at[:axis], index[at[axis]], *at[axis + 1 :]]
                 T.buffer_store(result, values[tuple(at)], place)
     return builder.get()  # type: ignore[return-value]
@@ -154,7 +156,14 @@ def write_region(shape: Sequence[Size], written: Sequence[Size], dtype: str) -> 
         result = argument("result", shape, dtype)
         starts = argument("starts", (len(shape),), "int64")
         values = argument("values", written, dtype)
-        with anchor("scatter", [starts, values], result), T.grid(*written) as at:
+        with anchor("scatter", [starts, values], result), _grid(written) as at:
             place = [starts[axis] + i for axis, i in enumerate(at)]
             T.buffer_store(result, values[tuple(at)], place)
     return builder.get()  # type: ignore[return-value]
+
+
+@contextmanager
+def _grid(extents: Sequence[Any]) -> Iterator[list[Any]]:
+    """Loop over each axis, also over a single one, of which `T.grid` gives no list."""
+    with T.grid(*extents) as at:
+        yield list(at) if len(extents) > 1 else [at]

@@ -33,7 +33,7 @@ def linear(importer: Importer, node: fx.Node) -> relax.Expr:
     x, weight = _operands(importer, node, *node.args[:2])
     transposed = importer.emit(relax.op.permute_dims(weight))
     product = importer.emit(relax.op.matmul(x, transposed))
-    bias = importer.argument(node, 2, "bias")
+    bias = importer.argument(node, "bias")
     if bias is None:
         return product
     return relax.op.add(product, *_operands(importer, node, bias))
@@ -43,7 +43,7 @@ def linear(importer: Importer, node: fx.Node) -> relax.Expr:
 def add_product(importer: Importer, node: fx.Node) -> relax.Expr:
     """``beta * addend + alpha * (x @ y)``; as in torch, a zero beta ignores NaN in the addend."""
     addend, x, y = _operands(importer, node, *node.args[:3])
-    beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+    beta, alpha = importer.argument(node, "beta"), importer.argument(node, "alpha")
     product = importer.emit(relax.op.matmul(x, y))
     if alpha != 1:
         product = importer.emit(relax.op.multiply(product, _number(alpha, product)))

@@ -28,17 +28,15 @@ if TYPE_CHECKING:
 _LONG = 4096
 
 
-@converts("layer_norm.default", "native_layer_norm.default")
-def layer_norm(importer: Importer, node: fx.Node) -> Any:
-    shape, weight, bias, eps = (
-        importer.argument(node, index, name, default)
-        for index, name, default in (
-            (1, "normalized_shape", None),
-            (2, "weight", None),
-            (3, "bias", None),
-            (4, "eps", 1e-5),
-        )
-    )
+@converts("native_layer_norm.default")
+def native_layer_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None, None]:
+    return layer_norm(importer, node), None, None
+
+
+@converts("layer_norm.default")
+def layer_norm(importer: Importer, node: fx.Node) -> relax.Expr:
+    names = ("normalized_shape", "weight", "bias", "eps")
+    shape, weight, bias, eps = (importer.argument(node, name) for name in names)
     dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(node.args[0], dtype)
     gamma = _scale(importer, weight, list(shape), 1.0, dtype)
@@ -46,10 +44,8 @@ def layer_norm(importer: Importer, node: fx.Node) -> Any:
     axes = list(range(-len(shape), 0))
     long = choice.is_strict() and bounds(product(shape))[1] > _LONG
     if dtype is torch.float64 or long:
-        result = _layer_norm_by_steps(importer, x, gamma, beta, axes, float(eps))
-    else:
-        result = importer.emit(relax.op.nn.layer_norm(x, gamma, beta, axes, epsilon=float(eps)))
-    return result if "native" not in str(node.target) else (result, None, None)
+        return _layer_norm_by_steps(importer, x, gamma, beta, axes, float(eps))
+    return importer.emit(relax.op.nn.layer_norm(x, gamma, beta, axes, epsilon=float(eps)))
 
 
 def _layer_norm_by_steps(

@@ -15,7 +15,7 @@ from torch import fx
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from tvm import relax, tirx
 
-from tvmify.compiler.aten.operators import base_name
+from tvmify.compiler.aten.operators import arguments, base_name
 from tvmify.compiler.frontend.constants import constant_of
 from tvmify.compiler.frontend.converters.promotion import promoted
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
@@ -148,7 +148,7 @@ for _name, _function in LOGICAL.items():
 @converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
-    alpha = importer.argument(node, 2, "alpha", 1)
+    alpha = importer.argument(node, "alpha")
     is_sum = base_name(node) == "add"
     if alpha == 1:
         return (relax.op.add if is_sum else relax.op.subtract)(x, y)
@@ -159,8 +159,7 @@ def add(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
 def divide(importer: Importer, node: fx.Node) -> relax.Expr:
     """Division with a rounding mode."""
-    default = "floor" if base_name(node) == "floor_divide" else None
-    mode = node.kwargs.get("rounding_mode", default)
+    mode = arguments(node).get("rounding_mode", "floor")  # `floor_divide` has no such argument
     kind = PROMOTION.INT_TO_FLOAT if mode is None else PROMOTION.DEFAULT
     divisor = _check_divisor(importer, node)
     x, y = promoted(importer, node.args[:2], kind, exact=EXACT[relax.op.divide])
@@ -220,14 +219,12 @@ def power(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(elementwise(tirx.pow), x, y)
 
 
-@converts("clamp.default", "clamp.Tensor", "hardtanh.default", "clamp_min.default")
-def clamp(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("clamp.default", "clamp.Tensor", names=("min", "max"))
+@converts("clamp_min.default", names=("min", None))
+@converts("hardtanh.default", names=("min_val", "max_val"))
+def clamp(importer: Importer, node: fx.Node, *, names: tuple[str, str | None]) -> relax.Expr:
     """Two comparisons, since ``relax.clip``, unknown to ConvertLayout, would cost transposes."""
-    names, bounds = ("min", "max"), (None, None)
-    if base_name(node) == "hardtanh":
-        names, bounds = ("min_val", "max_val"), (-1.0, 1.0)
-    low = importer.argument(node, 1, names[0], bounds[0])
-    high = importer.argument(node, 2, names[1], bounds[1])
+    low, high = (None if name is None else importer.argument(node, name) for name in names)
     given = tuple(value for value in (node.args[0], low, high) if value is not None)
     x, *limits = promoted(importer, given, PROMOTION.DEFAULT)
     if low is not None:
@@ -272,7 +269,7 @@ def sign(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("gelu.default")
 def gelu(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node.args[:1], PROMOTION.DEFAULT)
-    tanh = importer.argument(node, 1, "approximate", "none") == "tanh"
+    tanh = importer.argument(node, "approximate") == "tanh"
     return relax.op.nn.gelu_tanh(x) if tanh else relax.op.nn.gelu(x)
 
 
@@ -309,7 +306,7 @@ def hard(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("leaky_relu.default")
 def leaky_relu(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node.args[:1], PROMOTION.DEFAULT)
-    slope = relax.const(importer.argument(node, 1, "negative_slope", 0.01), dtype_of(x))
+    slope = relax.const(importer.argument(node, "negative_slope"), dtype_of(x))
     positive = relax.op.greater(x, relax.const(0.0, dtype_of(x)))
     return relax.op.where(positive, x, relax.op.multiply(x, slope))
 
@@ -317,10 +314,8 @@ def leaky_relu(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("elu.default")
 def elu(importer: Importer, node: fx.Node) -> relax.Expr:
     (x,) = promoted(importer, node.args[:1], PROMOTION.DEFAULT)
-    alpha, gain, input_scale = (
-        importer.argument(node, index, name, 1)
-        for index, name in ((1, "alpha"), (2, "scale"), (3, "input_scale"))
-    )
+    names = ("alpha", "scale", "input_scale")
+    alpha, gain, input_scale = (importer.argument(node, name) for name in names)
 
     def compute(value: scalar.Scalar) -> scalar.Scalar:
         def number(constant: float) -> scalar.Scalar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +27,23 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-@converts("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
-def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
+@converts("max_pool2d_with_indices.default", rank=2)
+@converts("max_pool3d_with_indices.default", rank=3)
+def max_pool(importer: Importer, node: fx.Node, *, rank: int) -> tuple[relax.Expr, None]:
     """The maximum of each window; its index is not supported."""
     if any(user.args[1] != 0 for user in node.users):
         raise UnsupportedOperator([str(node.target)], "the indices of the maxima are used")
-    rank = 2 if "2d" in str(node.target) else 3
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
     if len(shape) == rank + 1:
         x = importer.emit(relax.op.expand_dims(x, 0))
     size = per_axis(node.args[1], rank)
-    stride = per_axis(importer.argument(node, 2, "stride") or size, rank)
-    before = per_axis(importer.argument(node, 3, "padding", 0), rank)
-    dilation = per_axis(importer.argument(node, 4, "dilation", 1), rank)
+    stride = per_axis(importer.argument(node, "stride") or size, rank)
+    before = per_axis(importer.argument(node, "padding"), rank)
+    dilation = per_axis(importer.argument(node, "dilation"), rank)
     # Padding up to the end of the last window equals torch's ceil_mode, whose last window only has
     # to begin inside the image.
     extents = list(importer.sizes(node.meta["val"][0])[-rank:])
-    ceil_mode = bool(importer.argument(node, 5, "ceil_mode", False))
-    if ceil_mode and not is_static(*extents):
+    if importer.argument(node, "ceil_mode") and not is_static(*extents):
         raise UnsupportedOperator(
             [str(node.target)], "ceil_mode is not supported for images of symbolic size"
         )
@@ -64,24 +64,19 @@ def max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
     return result, None
 
 
-@converts("avg_pool2d.default", "avg_pool3d.default")
-def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
-    rank = int(str(node.target).split("avg_pool")[1][0])
+@converts("avg_pool2d.default", rank=2)
+@converts("avg_pool3d.default", rank=3)
+def average_pool(importer: Importer, node: fx.Node, *, rank: int) -> relax.Expr:
     shape = importer.shape(node.args[0])
     size = per_axis(node.args[1], rank)
-    stride = per_axis(importer.argument(node, 2, "stride") or size, rank)
-    padding = per_axis(importer.argument(node, 3, "padding", 0), rank)
-    with_padding = bool(importer.argument(node, 5, "count_include_pad", True))
-    divisor = importer.argument(node, 6, "divisor_override")
+    stride = per_axis(importer.argument(node, "stride") or size, rank)
+    padding = per_axis(importer.argument(node, "padding"), rank)
+    with_padding = bool(importer.argument(node, "count_include_pad"))
+    divisor = importer.argument(node, "divisor_override")
     dtype = accumulator(node.meta["val"].dtype)
     x = importer.tensor(node.args[0], dtype)
     out = list(importer.shape(node))
-    if (
-        len(shape) == 4
-        and rank == 2
-        and not divisor
-        and not importer.argument(node, 4, "ceil_mode")
-    ):
+    if len(shape) == 4 and rank == 2 and not divisor and not importer.argument(node, "ceil_mode"):
         # This form adopts the layout of its neighbours, and is scheduled.
         def averaged(images: relax.Expr) -> relax.Expr:
             pool = relax.op.nn.avg_pool2d
@@ -115,8 +110,10 @@ def average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
                 if not with_padding:
                     first, last = tirx.max(first, 0), tirx.min(last, e)
                 count = count * (last - first)
-            share = count.astype(image.dtype) if divisor is None else float(divisor)
-            return sums(*indices) / share
+            share = tirx.const(divisor, image.dtype) if divisor else count.astype(image.dtype)
+            # PyTorch truncates quotients of integers.
+            divide = operator.truediv if dtype.is_floating_point else tirx.truncdiv
+            return divide(sums(*indices), share)
 
         return te.compute(out, mean, name="window_mean")
 
@@ -140,9 +137,11 @@ def _with_known_channels(
 )
 def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     """Each axis is averaged by a matrix, computed by torch itself."""
-    shape, out = importer.shape(node.args[0]), node.meta["val"].shape
+    shape, out = importer.shape(node.args[0]), importer.shape(node)
     sizes = list(node.args[1])  # type: ignore[arg-type]
     axes = range(len(shape) - len(sizes), len(shape))
+    if not is_static(*(extents[axis] for extents in (shape, out) for axis in axes)):
+        raise UnsupportedOperator([str(node.target)], "a size that it averages over is symbolic")
 
     def matrix(extent: int, result: int) -> torch.Tensor:
         eye = torch.eye(extent, dtype=torch.float64)[:, None]
@@ -152,14 +151,15 @@ def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
     return _resample(importer, node, matrices)
 
 
-@converts("upsample_nearest2d.vec", "upsample_bilinear2d.vec", "upsample_bicubic2d.vec")
-def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("upsample_nearest2d.vec", mode="nearest")
+@converts("upsample_bilinear2d.vec", mode="bilinear")
+@converts("upsample_bicubic2d.vec", mode="bicubic")
+def upsample(importer: Importer, node: fx.Node, *, mode: str) -> relax.Expr:
     shape, out = importer.shape(node.args[0]), importer.shape(node)
-    nearest = "nearest" in str(node.target)
-    factors = importer.argument(node, 2 if nearest else 3, "scale_factors") or [None, None]
+    nearest = mode == "nearest"
+    factors = importer.argument(node, "scale_factors") or [None, None]
+    aligned = not nearest and bool(importer.argument(node, "align_corners"))
     if not is_static(*shape[2:], *out[2:]):
-        mode = next(m for m in ("nearest", "bilinear", "bicubic") if m in str(node.target))
-        aligned = not nearest and bool(importer.argument(node, 2, "align_corners"))
         x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
         channels_last = hint(shape[1]) >= CONVOLUTION.many_channels
         if channels_last:  # as `_resample`
@@ -168,7 +168,7 @@ def upsample(importer: Importer, node: fx.Node) -> relax.Expr:
             at = axis - channels_last
             x = resizing.resized(importer, x, at, out[axis], factor, mode, aligned)
         return importer.emit(relax.op.permute_dims(x, [0, 3, 1, 2])) if channels_last else x
-    corners = () if nearest else (bool(importer.argument(node, 2, "align_corners")),)
+    corners = () if nearest else (aligned,)
     resize = getattr(aten, base_name(node))
     # The nearest element is computed in the precision of the image.
     is_single = nearest and node.meta["val"].dtype is not torch.float64
@@ -190,7 +190,8 @@ def _resample(importer: Importer, node: fx.Node, matrices: dict[int, torch.Tenso
     """
     dtype = accumulator(node.meta["val"].dtype)
     result = importer.tensor(node.args[0], dtype)
-    transposed = len(result.ty.shape) == 4 and int(result.ty.shape[1]) >= CONVOLUTION.many_channels
+    shape = sizes_of(result.ty.shape)
+    transposed = len(shape) == 4 and hint(shape[1]) >= CONVOLUTION.many_channels
     if transposed:
         result = importer.emit(relax.op.permute_dims(result, [0, 2, 3, 1]))
         matrices = {axis - 1: matrix for axis, matrix in matrices.items()}

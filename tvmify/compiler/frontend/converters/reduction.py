@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from tvm import relax, te, tirx
 
+from tvmify.compiler.aten.operators import arguments
 from tvmify.compiler.backend import is_for_gpu
 from tvmify.compiler.costs import NEST
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of, refuse_on_gpu
@@ -22,6 +23,9 @@ from tvmify.torch_compat.dtypes import dtype_name
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
+
+#: An operator of Relax that takes a tensor, axes, and whether these are kept.
+Reduce = Callable[..., relax.Expr]
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -37,96 +41,90 @@ def multiplier(dtype: torch.dtype) -> torch.dtype:
     return dtype if is_half and is_for_gpu() else accumulator(dtype)
 
 
-def _axes(importer: Importer, node: fx.Node) -> list[int]:
-    """Return the given axes to reduce, or all of them if none are given."""
-    rank = len(importer.shape(node.args[0]))
-    axes = importer.argument(node, 1, "dim")
+def _axes(importer: Importer, node: fx.Node) -> tuple[list[int], bool]:
+    """Return the axes to reduce, and whether they are kept. It is all axes if none are given, and
+    for overloads that lack the arguments.
+    """
+    rank, given = len(importer.shape(node.args[0])), arguments(node)
+    axes, keep = given.get("dim"), bool(given.get("keepdim", False))
     if axes is None or axes == []:
-        return list(range(rank))
-    return [axis % max(rank, 1) for axis in (axes if isinstance(axes, (list, tuple)) else [axes])]
+        return list(range(rank)), keep
+    axes = axes if isinstance(axes, (list, tuple)) else [axes]
+    return [axis % max(rank, 1) for axis in axes], keep
 
 
-@converts("sum.default", "sum.dim_IntList", "mean.default", "mean.dim")
-@converts("prod.default", "prod.dim_int")
-def total(importer: Importer, node: fx.Node) -> relax.Expr:
-    name, overload = str(node.target).split(".")[1:]
+@converts("sum.default", "sum.dim_IntList", reduce=relax.op.sum, identity=0)
+@converts("prod.default", "prod.dim_int", reduce=relax.op.prod, identity=1)
+@converts("mean.default", "mean.dim", reduce=relax.op.mean, identity=math.nan)
+def total(importer: Importer, node: fx.Node, *, reduce: Reduce, identity: float) -> relax.Expr:
     dtype = accumulator(node.meta["val"].dtype)
     x = importer.tensor(node.args[0], dtype)
     if not importer.shape(node.args[0]):
         return x
-    whole = overload == "default"
-    axes = None if whole else _axes(importer, node)
-    keep = False if whole else bool(importer.argument(node, 2, "keepdim", False))
     if 0 in importer.shape(node.args[0]):
         # TVM makes a literal of an empty sum, and fails to divide by it.
-        identity = {"sum": 0, "prod": 1, "mean": math.nan}[name]
         return relax.op.full(list(importer.shape(node)), relax.const(identity, dtype_of(x)))
-    return _reduced(importer, getattr(relax.op, name), x, axes, keep)
+    return _reduced(importer, reduce, x, *_axes(importer, node))
 
 
 def _reduced(
-    importer: Importer,
-    reduce: Callable[..., relax.Expr],
-    x: relax.Expr,
-    axes: list[int] | None,
-    keep: bool,
+    importer: Importer, reduce: Reduce, x: relax.Expr, axes: list[int], keep: bool
 ) -> relax.Expr:
     """Reduce axes; to reduce all, begin with the last one, so that threads divide the rows."""
     shape = sizes_of(x.ty.shape)
-    every = axes is None or len(axes) == len(shape)
-    if every and len(shape) > 1 and hint(product(shape)) >= NEST.worth_splitting:
+    if 1 < len(axes) == len(shape) and hint(product(shape)) >= NEST.worth_splitting:
         x = importer.emit(reduce(x, [len(shape) - 1], True))
     return reduce(x, axes, keep)
 
 
-@converts("amax.default", "amin.default", "max.default", "min.default")
-def extremum(importer: Importer, node: fx.Node) -> relax.Expr:
-    name = "max" if "max" in str(node.target) else "min"
-    keep = bool(importer.argument(node, 2, "keepdim", False))
-    return _extremum(importer, node.args[0], name, _axes(importer, node), keep)
-
-
-def _extremum(
-    importer: Importer, source: Any, name: str, axes: list[int], keep: bool
-) -> relax.Expr:
-    x = _comparable(importer, source)
-    if not importer.shape(source):
+@converts("amax.default", "max.default", reduce=relax.op.max)
+@converts("amin.default", "min.default", reduce=relax.op.min)
+def extremum(importer: Importer, node: fx.Node, *, reduce: Reduce) -> relax.Expr:
+    x = _comparable(importer, node.args[0])
+    if not importer.shape(node.args[0]):
         return x
-    reduce = relax.op.max if name == "max" else relax.op.min
-    return _reduced(importer, reduce, x, axes, keep)
+    return _reduced(importer, reduce, x, *_axes(importer, node))
 
 
-@converts("any.default", "any.dim", "any.dims", "all.default", "all.dim")
-def truth(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("any.default", "any.dim", "any.dims", reduce=relax.op.max, identity=False)
+@converts("all.default", "all.dim", reduce=relax.op.min, identity=True)
+def truth(importer: Importer, node: fx.Node, *, reduce: Reduce, identity: bool) -> relax.Expr:
     """The extremum of the values as bools."""
     x = relax.op.astype(importer.tensor(node.args[0], torch.bool), "int8")
-    over_none = str(node.target).endswith(".dims") and importer.argument(node, 1, "dim") == []
+    over_none = arguments(node).get("dim") == []  # of `any.dims`, which means none by it
     if over_none or not importer.shape(node.args[0]):
         return x
-    is_any = ".any." in str(node.target)
     if 0 in importer.shape(node.args[0]):
-        return relax.op.full(list(importer.shape(node)), relax.const(not is_any, "bool"))
-    keep = bool(importer.argument(node, 2, "keepdim", False))
-    reduce = relax.op.max if is_any else relax.op.min
-    return reduce(importer.emit(x), _axes(importer, node), keep)
+        return relax.op.full(list(importer.shape(node)), relax.const(identity, "bool"))
+    return reduce(importer.emit(x), *_axes(importer, node))
 
 
-@converts("var.correction", "var.dim", "var_mean.correction")
-def variance(importer: Importer, node: fx.Node) -> Any:
-    """The mean first, then the squares of the deviations: one pass would cancel digits.
+@converts("var.dim")
+def variance_of_sample(importer: Importer, node: fx.Node) -> relax.Expr:
+    return _moments(importer, node, int(importer.argument(node, "unbiased")))[0]
+
+
+@converts("var.correction")
+def variance(importer: Importer, node: fx.Node) -> relax.Expr:
+    return variance_and_mean(importer, node)[0]
+
+
+@converts("var_mean.correction")
+def variance_and_mean(importer: Importer, node: fx.Node) -> tuple[relax.Expr, relax.Expr]:
+    correction = importer.argument(node, "correction")
+    return _moments(importer, node, 1 if correction is None else correction)
+
+
+def _moments(importer: Importer, node: fx.Node, correction: float) -> tuple[relax.Expr, relax.Expr]:
+    """Return variance and mean. The mean first, then the squares of the deviations: one pass would
+    cancel digits.
 
     Everything is relative to the first element, so that a large common offset costs no digits
     either; in float64, as in torch, with strict accuracy.
     """
-    with_mean = "var_mean" in str(node.target)
     dtype = accumulator(node.args[0].meta["val"].dtype)  # type: ignore[union-attr]
     x = importer.tensor(node.args[0], torch.float64 if choice.is_strict() else dtype)
-    axes = _axes(importer, node)
-    correction = node.kwargs.get("correction", 1)
-    if str(node.target).endswith(".dim"):
-        correction = int(importer.argument(node, 2, "unbiased", True))
-    correction = 1 if correction is None else correction
-    keep = bool(importer.argument(node, 3, "keepdim", False))
+    axes, keep = _axes(importer, node)
     shape = importer.shape(node.args[0])
     count = product(shape[axis] for axis in axes)
     if bounds(count)[0] - correction <= 0:
@@ -141,8 +139,6 @@ def variance(importer: Importer, node: fx.Node) -> Any:
             importer.emit(relax.op.astype(importer.emit(value), dtype_name(dtype)))
             for value in (result, mean)
         )
-    if not with_mean:
-        return result
     return importer.emit(result), mean if keep else importer.emit(relax.op.squeeze(mean, axes))
 
 
@@ -184,23 +180,27 @@ def deviations(importer: Importer, x: relax.Expr, axes: list[int]) -> Deviations
     return Deviations(values, offset, importer.emit(relax.op.subtract(shifted, offset)))
 
 
-@converts("argmax.default", "argmin.default")
-def position_of_extremum(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("argmax.default", reduce=relax.op.max)
+@converts("argmin.default", reduce=relax.op.min)
+def position_of_extremum(importer: Importer, node: fx.Node, *, reduce: Reduce) -> relax.Expr:
     if node.args[0].meta["val"].dtype is torch.bool:  # type: ignore[union-attr]
         raise UnsupportedOperator([str(node.target)], "eager refuses bools")
-    axis = importer.argument(node, 1, "dim")
-    keep = bool(importer.argument(node, 2, "keepdim", False))
+    axis = importer.argument(node, "dim")
+    keep = bool(importer.argument(node, "keepdim"))
     x, shape = _comparable(importer, node.args[0]), importer.shape(node.args[0])
     if axis is None:
         x = importer.emit(relax.op.reshape(x, [product(shape)]))
-    found = _position(importer, x, axis or 0, "argmax" in str(node.target))[1]
+    found = _position(importer, x, axis or 0, reduce)[1]
     return relax.op.reshape(found, list(importer.shape(node))) if keep or axis is None else found
 
 
-@converts("max.dim", "min.dim")
-def extremum_and_position(importer: Importer, node: fx.Node) -> tuple[relax.Expr, relax.Expr]:
+@converts("max.dim", reduce=relax.op.max)
+@converts("min.dim", reduce=relax.op.min)
+def extremum_and_position(
+    importer: Importer, node: fx.Node, *, reduce: Reduce
+) -> tuple[relax.Expr, relax.Expr]:
     x, axis = _comparable(importer, node.args[0]), int(node.args[1])  # type: ignore[arg-type]
-    value, found = _position(importer, x, axis, "max" in str(node.target))
+    value, found = _position(importer, x, axis, reduce)
     shape = list(importer.sizes(node.meta["val"][0]))
     return (
         importer.emit(relax.op.reshape(value, shape)),
@@ -217,7 +217,7 @@ def _comparable(importer: Importer, source: Any) -> relax.Expr:
 
 
 def _position(
-    importer: Importer, x: relax.Expr, axis: int, largest: bool
+    importer: Importer, x: relax.Expr, axis: int, reduce: Reduce
 ) -> tuple[relax.Expr, relax.Expr]:
     """Return the extremum along an axis, which keeps extent 1, and its first index. Uses two
     reductions of numbers, which vectorize, rather than one of pairs. As in torch, NaN is more
@@ -226,7 +226,7 @@ def _position(
     if not x.ty.shape.values:
         return x, relax.const(0, "int64")
     axis %= len(x.ty.shape.values)
-    value = importer.emit((relax.op.max if largest else relax.op.min)(x, [axis], True))
+    value = importer.emit(reduce(x, [axis], True))
 
     def candidates(every: te.Tensor, best: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
@@ -242,19 +242,22 @@ def _position(
     return value, importer.emit(relax.op.min(places, [axis], False))
 
 
-@converts("_softmax.default", "_log_softmax.default", "softmax.int", "log_softmax.int")
-def softmax(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("_softmax.default", "softmax.int", function=relax.op.nn.softmax)
+@converts("_log_softmax.default", "log_softmax.int", function=relax.op.nn.log_softmax)
+def softmax(
+    importer: Importer, node: fx.Node, *, function: Callable[..., relax.Expr]
+) -> relax.Expr:
     dtype = accumulator(node.meta["val"].dtype)
     x = importer.tensor(node.args[0], dtype)
     if not importer.shape(node.args[0]):
         x = importer.emit(relax.op.reshape(x, [1]))
-    function = relax.op.nn.log_softmax if "log" in str(node.target) else relax.op.nn.softmax
     result = importer.emit(function(x, int(node.args[1])))
     return result if importer.shape(node.args[0]) else relax.op.reshape(result, [])
 
 
-@converts("cumsum.default", "cumprod.default")
-def running(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("cumsum.default", name=cumulative.SUM)
+@converts("cumprod.default", name=cumulative.PRODUCT)
+def running(importer: Importer, node: fx.Node, *, name: str) -> relax.Expr:
     dtype, shape = accumulator(node.meta["val"].dtype), importer.shape(node)
     x = importer.tensor(node.args[0], dtype)
     if not shape:
@@ -263,7 +266,6 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
     before, after = shape[:axis], shape[axis + 1 :]
     # One axis on either side, if any.
     flat = (*[product(before)][: len(before)], shape[axis], *[product(after)][: len(after)])
-    name = cumulative.PRODUCT if "cumprod" in str(node.target) else cumulative.SUM
     refuse_on_gpu(name)
     function = cumulative.kernel(
         flat, len(before[:1]), dtype_of(x), name, Microarchitecture.current()
@@ -277,11 +279,11 @@ def running(importer: Importer, node: fx.Node) -> relax.Expr:
 
 @converts("linalg_vector_norm.default")
 def norm(importer: Importer, node: fx.Node) -> relax.Expr:
-    order = importer.argument(node, 1, "ord", 2)
+    order = importer.argument(node, "ord")
     shape = importer.shape(node.args[0])
-    axes = importer.argument(node, 2, "dim")
+    axes = importer.argument(node, "dim")
     axes = list(range(len(shape))) if axes is None else list(axes)
-    keep = bool(importer.argument(node, 3, "keepdim", False))
+    keep = bool(importer.argument(node, "keepdim"))
     x = importer.tensor(node.args[0], accumulator(node.meta["val"].dtype))
     if not shape or order not in (1, 2, math.inf, -math.inf):
         raise UnsupportedOperator([str(node.target)], f"it is a norm of order {order}")

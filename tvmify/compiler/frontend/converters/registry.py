@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tvm import relax, tirx
@@ -26,19 +27,25 @@ CONVERTERS: dict[str, Converter] = {}
 COMPLEX_CONVERTERS: dict[str, Converter] = {}
 
 
-def converts(*operators: str, with_complex: bool = False) -> Callable[[Converter], Converter]:
+def converts(
+    *operators: str, with_complex: bool = False, **variant: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a function as the converter of one or more ATen overloads.
 
     Parameters
     ----------
     with_complex
         Whether it also converts calls that take or return complex numbers.
+    variant
+        Further arguments of the function: how these overloads differ from others that it converts.
     """
 
-    def register(function: Converter) -> Converter:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        converter = partial(function, **variant)
         if with_complex:
-            _register(COMPLEX_CONVERTERS, operators)(function)
-        return _register(CONVERTERS, operators)(function)
+            _register(COMPLEX_CONVERTERS, operators)(converter)
+        _register(CONVERTERS, operators)(converter)
+        return function
 
     return register
 

@@ -10,7 +10,7 @@ from torch import fx
 from tvm import relax, te, tirx
 from tvm.ir import Expr
 
-from tvmify.compiler.aten.operators import arguments, base_name
+from tvmify.compiler.aten.operators import arguments
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.sizes import (
     bounds,
@@ -35,7 +35,7 @@ def getitem(importer: Importer, node: fx.Node) -> Any:
 @converts("cat.default", with_complex=True)
 def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype = node.meta["val"].dtype
-    axis = int(importer.argument(node, 1, "dim", 0)) % len(importer.shape(node))
+    axis = int(importer.argument(node, "dim")) % len(importer.shape(node))
     # torch accepts an empty vector as an empty tensor of any rank.
     parts = [p for p in node.args[0] if importer.shape(p) != (0,) or len(importer.shape(node)) == 1]  # type: ignore[union-attr]
     tensors = [importer.tensor(part, dtype) for part in parts]
@@ -112,26 +112,19 @@ def reshape(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.reshape(x, shape)
 
 
-@converts(
-    "full_like.default",
-    "ones_like.default",
-    "zeros_like.default",
-    "full.default",
-    "fill.Scalar",
-    "new_full.default",
-    "new_zeros.default",
-    "new_ones.default",
-    "empty.memory_format",
-    "scalar_tensor.default",
-    "ones.default",
-    "zeros.default",
-)
-def fill(importer: Importer, node: fx.Node) -> relax.Expr:
-    """A constant for all elements; zero where torch leaves memory uninitialized."""
-    name = base_name(node)
+@converts("full.default", "full_like.default", "new_full.default", name="fill_value")
+@converts("fill.Scalar", name="value")
+@converts("scalar_tensor.default", name="s")
+def fill_with_argument(importer: Importer, node: fx.Node, *, name: str) -> relax.Expr:
+    return fill(importer, node, value=importer.argument(node, name))
+
+
+@converts("ones.default", "ones_like.default", "new_ones.default", value=1.0)
+@converts("zeros.default", "zeros_like.default", "new_zeros.default", value=0.0)
+@converts("empty.memory_format", value=0.0)  # where torch leaves memory uninitialized
+def fill(importer: Importer, node: fx.Node, *, value: Any) -> relax.Expr:
+    """A constant for all elements."""
     dtype = dtype_name(node.meta["val"].dtype)
-    position = {"full_like": 1, "full": 1, "fill": 1, "new_full": 2, "scalar_tensor": 0}.get(name)
-    value = float("ones" in name) if position is None else node.args[position]
     if isinstance(value, fx.Node):
         raise UnsupportedOperator([str(node.target)], "its fill value is computed")
     if isinstance(value, Expr):
@@ -156,7 +149,7 @@ def repeat(importer: Importer, node: fx.Node) -> relax.Expr:
 def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     """Padding by a constant; a negative width crops."""
     widths: list[Any] = list(node.args[1])  # type: ignore[arg-type]
-    value = importer.argument(node, 2, "value", 0)
+    value = importer.argument(node, "value")
     out = importer.shape(node)
     kept = [0] * (len(out) - len(widths) // 2)
     before, after = kept + widths[-2::-2], kept + widths[::-2]
@@ -191,10 +184,8 @@ def copy(importer: Importer, node: fx.Node) -> relax.Expr:
 @converts("diagonal.default")
 def diagonal(importer: Importer, node: fx.Node) -> relax.Expr:
     rank = len(importer.shape(node.args[0]))
-    offset, first, second = (
-        int(importer.argument(node, i, name, default))
-        for i, name, default in ((1, "offset", 0), (2, "dim1", 0), (3, "dim2", 1))
-    )
+    names = ("offset", "dim1", "dim2")
+    offset, first, second = (int(importer.argument(node, name)) for name in names)
     first, second = first % rank, second % rank
 
     def diagonal_of(x: te.Tensor) -> te.Tensor:
@@ -213,7 +204,7 @@ def as_strided(importer: Importer, node: fx.Node) -> relax.Expr:
     """Elements of a tensor, by their distances in the memory that it has in eager."""
     source, shape, strides = node.args[:3]
     given = source.meta["val"]  # type: ignore[union-attr]
-    offset = importer.argument(node, 3, "storage_offset", None)
+    offset = importer.argument(node, "storage_offset")
     start = 0 if offset is None else offset - given.storage_offset()
     if not is_static(start, *shape, *strides, *given.shape, *given.stride()):  # type: ignore[misc]
         raise UnsupportedOperator([str(node.target)], "its sizes or strides vary")
@@ -239,6 +230,8 @@ def as_strided(importer: Importer, node: fx.Node) -> relax.Expr:
 def unfold(importer: Importer, node: fx.Node) -> relax.Expr:
     """Sliding windows along an axis; the position in the window becomes the last axis."""
     source, axis, _, step = node.args
+    if not importer.shape(source):  # one window of one element
+        return relax.op.reshape(importer.tensor(source), list(importer.shape(node)))
     axis = int(axis) % len(importer.shape(source))  # type: ignore[arg-type]
 
     def windows_of(x: te.Tensor) -> te.Tensor:

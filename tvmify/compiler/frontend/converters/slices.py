@@ -18,19 +18,23 @@ if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
 
 
-@converts("select.int", "slice.Tensor", with_complex=True)
+@converts("select.int", with_complex=True)
+def select(importer: Importer, node: fx.Node) -> relax.Expr:
+    x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
+    axis = int(importer.argument(node, "dim")) % len(shape)
+    first = importer.argument(node, "index")
+    if not is_static(shape[axis], first):
+        return _symbolic_select(importer, node, axis, first)
+    first = int(first) % shape[axis]
+    part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
+    return relax.op.squeeze(part, [axis])
+
+
+@converts("slice.Tensor", with_complex=True)
 def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
-    axis = int(importer.argument(node, 1, "dim", 0)) % len(shape)
-    if str(node.target).endswith("select.int"):
-        first = importer.argument(node, 2, "index")
-        if not is_static(shape[axis], first):
-            return _symbolic_select(importer, node, axis, first)
-        first = int(first) % shape[axis]
-        part = importer.emit(relax.op.strided_slice(x, [axis], [first], [first + 1]))
-        return relax.op.squeeze(part, [axis])
-    bounds = (importer.argument(node, i, n) for i, n in ((2, "start"), (3, "end"), (4, "step")))
-    start, end, step = bounds
+    axis = int(importer.argument(node, "dim")) % len(shape)
+    start, end, step = (importer.argument(node, name) for name in ("start", "end", "step"))
     if not is_static(shape[axis], *(bound for bound in (start, end) if bound is not None)):
         return _symbolic_slice(importer, x, axis, start, step, importer.held_shape(node))
     start, end, step = slice(start, end, step).indices(shape[axis])
@@ -39,36 +43,34 @@ def take_slice(importer: Importer, node: fx.Node) -> relax.Expr:
     return relax.op.strided_slice(x, [axis], [start], [max(end, start)], [step])
 
 
-@converts(
-    "split_with_sizes.default", "split.Tensor", "unbind.int", "chunk.default", with_complex=True
-)
-def split(importer: Importer, node: fx.Node) -> tuple[relax.Expr, ...]:
+@converts("split_with_sizes.default", "split.Tensor", "chunk.default", with_complex=True)
+@converts("unbind.int", with_complex=True, unbinds=True)
+def split(importer: Importer, node: fx.Node, *, unbinds: bool = False) -> tuple[relax.Expr, ...]:
     x, shape = importer.tensor(node.args[0]), importer.shape(node.args[0])
-    unbind = "unbind" in str(node.target)
-    axis = int(importer.argument(node, 1 if unbind else 2, "dim", 0)) % len(shape)
+    axis = int(importer.argument(node, "dim")) % len(shape)
     parts, start = [], 0
     for value in node.meta["val"]:
-        size = 1 if unbind else importer.sizes(value)[axis]
+        size = 1 if unbinds else importer.sizes(value)[axis]
         if is_static(shape[axis], start, size):
             part = importer.emit(relax.op.strided_slice(x, [axis], [start], [start + size]))
         else:
             part = _symbolic_slice(importer, x, axis, start, 1, importer.held_sizes(value))
-        parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbind else part)
+        parts.append(importer.emit(relax.op.squeeze(part, [axis])) if unbinds else part)
         start += size
     return tuple(parts)
 
 
-@converts("select_scatter.default", "slice_scatter.default", with_complex=True)
-def scatter_slice(importer: Importer, node: fx.Node) -> relax.Expr:
+@converts("select_scatter.default", with_complex=True, is_index=True)
+@converts("slice_scatter.default", with_complex=True, is_index=False)
+def scatter_slice(importer: Importer, node: fx.Node, *, is_index: bool) -> relax.Expr:
     if node in importer.in_place:
         return _write_region(importer, node)
     source, values = node.args[:2]
     shape, dtype = importer.shape(source), node.meta["val"].dtype
-    axis = int(importer.argument(node, 2, "dim", 0)) % len(shape)
+    axis = int(importer.argument(node, "dim")) % len(shape)
     x, part = importer.tensor(source), importer.tensor(values, dtype)
-    is_index = "select" in str(node.target)
-    start = importer.argument(node, 3, "index" if is_index else "start")
-    step = importer.argument(node, 5, "step", 1)
+    start = importer.argument(node, "index" if is_index else "start")
+    step = 1 if is_index else importer.argument(node, "step")
     if is_index:
         part = importer.emit(relax.op.expand_dims(part, axis))
     start = _place(shape[axis], start, is_index=is_index)

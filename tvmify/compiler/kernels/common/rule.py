@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,11 +19,10 @@ from tvmify.compiler.kernels.common.rewriting import names_of
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.errors import headline
+from tvmify.system import variables
 
 #: dlight's attribute of scheduled functions.
 _CLAIM = "tirx.is_scheduled"
-#: Environment variable that turns a failing rule into an error: tests set it to "1".
-STRICT = "TVMIFY_STRICT_RULES"
 
 _LOG = logging.getLogger(__name__)
 #: How TVM begins the line of an error that says what is wrong.
@@ -147,8 +145,8 @@ def apply_in_turn(
     Raises
     ------
     RuleFailure
-        A rule failed, and the environment variable `STRICT` is ``"1"``, or no other rule may
-        schedule the function.
+        A rule failed, and ``TVMIFY_STRICT_COMPILER`` is set, or no other rule may schedule the
+        function.
     """
     # dlight skips functions with this attribute.
     tried = {variable: f.without_attr(_CLAIM) for variable, f in functions.items()}
@@ -160,7 +158,7 @@ def apply_in_turn(
     for variable, outcome in outcomes.items():
         for failure in outcome.failures:
             message = f"schedule rule on {variable.name_hint!r}: {failure}"
-            if os.environ.get(STRICT) == "1" or is_open_ended(functions[variable]):
+            if variables.strict_compiler() or is_open_ended(functions[variable]):
                 raise RuleFailure(message) from failure.error
             _LOG.warning("%s; the next rule is tried", message)
             # TVM's errors show whole functions.

@@ -1,4 +1,4 @@
-"""Winograd convolutions of images of any size: values, tails, what is not a number."""
+"""Winograd convolutions of images of any size: values, tails, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 def _compiled(module: nn.Module, side: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Compile it in tiles of side × side results."""
+    """Compile a convolution in tiles of side × side results."""
     monkeypatch.setattr(AnySize, "nanoseconds", lambda self, machine: -float(self.height == side))
     sides = ({0: Dim.AUTO, 2: Dim.AUTO, 3: Dim.AUTO},)
     return tvmify(module.eval(), dynamic_shapes=sides, cache=False, strict=True)
@@ -40,7 +40,7 @@ def test_one_program_serves_all_sizes(side: int, monkeypatch: pytest.MonkeyPatch
         for n, height, width in ((2, 9, 8), (3, 7, 10), (2, 16, 5), (2, 3, 23)):
             x = torch.randn(n, 20, height, width)
             assert_close_to_reference(fast(x), module, (x,), {})
-        # What is not a number affects only its window.
+        # NaN and infinity affect only their windows.
         x = torch.randn(2, 20, 9, 10)
         x[0, 3, 5, 6], x[1, 0, 8, 9] = float("nan"), float("inf")
         expected, result = module(x), fast(x)

@@ -1,4 +1,4 @@
-"""Winograd convolutions: values, accuracy, what is not a number, and when they are chosen."""
+"""Winograd convolutions: values, accuracy, NaN and infinity, and when they are chosen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ op = relax.op
 
 
 class Prefer(dict):
-    """Measurements by which one algorithm is the fastest everywhere."""
+    """Fake measurements by which one algorithm is always the fastest."""
 
     def __init__(self, name):
         super().__init__()
@@ -37,7 +37,7 @@ class Prefer(dict):
 
 @dataclass(frozen=True)
 class Case:
-    """A convolution of NHWC images, or of planes; a bias, a sum and a rectifier follow."""
+    """A convolution of NHWC images, or of planes, followed by a bias, a residual and a ReLU."""
 
     shape: tuple[int, ...]
     outputs: int
@@ -47,7 +47,7 @@ class Case:
     planar: bool = False
 
     def arrays(self):
-        """Image, what is added to the results, weights and bias."""
+        """Image, residual, weights and bias."""
         image = np.maximum(random(*self.shape), 0)
         scale = np.sqrt(2 / (self.size**2 * self.shape[3])).astype("float32")
         kernel = random(self.outputs, self.size, self.size, self.shape[3], seed=1) * scale
@@ -87,7 +87,7 @@ class Case:
         return [image.transpose(0, 3, 1, 2).copy() if self.planar else image, residual]
 
     def check(self, algorithm, target=NATIVE):
-        """The policy: 1.5e-6 of the largest, or five times eager's error."""
+        """Check the accuracy policy: 1.5e-6 of the largest output, or five times eager's error."""
         built = self.build(algorithm, target)
         assert built.rules == {"winograd"}, built.report
         inputs, weights = self.arrays()
@@ -118,7 +118,7 @@ def test_matrices_correlate_exactly(results, taps):
     [(2, 3, 1), (4, 3, 1), (2, 3, 2), (4, 3, 2), (4, 5, 2), (4, 7, 2), (2, 3, 3), (4, 11, 4)],
 )
 def test_expressions_match_a_filter(results, taps, stride):
-    """Each is chosen among all by an index that is a number once the loop has been unrolled."""
+    """Each is selected by an index that becomes constant when the loop is unrolled."""
     filtering = Filtering(results, taps, stride)
     assert filtering.saves == (taps > stride)
     generator = np.random.default_rng(0)
@@ -141,7 +141,7 @@ def test_expressions_match_a_filter(results, taps, stride):
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-#: Images, output channels and paddings that tiles and vectors divide, or not.
+#: Images, output channels and paddings, with and without tails of tiles and vectors.
 _IMAGES = [
     ((1, 16, 16, 32), 32, (1, 1)),
     ((2, 13, 11, 20), 23, (1, 1)),
@@ -187,7 +187,7 @@ def test_values_at_every_second_pixel(image, target, algorithm):
 def test_values_where_chunks_end_with_the_image_and_panels_with_part_of_a_vector(
     target, shape, last, stride, padding, algorithm
 ):
-    """The last channels of these were never stored, with one of the targets at least."""
+    """The last channels of these were never stored, with at least one of the targets."""
     lanes = Microarchitecture.of(target).lanes()
     outputs = lanes + last % lanes
     Case(shape, outputs, stride=stride, padding=padding).check(algorithm, target)
@@ -251,7 +251,7 @@ def test_every_candidate_is_accurate(channels):
 def test_non_finite_values_spread_as_in_eager(algorithm, case):
     (image, residual), weights = case.arrays()
     image[0, 0, 0, 1], image[0, 5, 6, 0], image[0, 11, 4, -1] = np.nan, np.inf, -np.inf
-    # The rectifier between would hide a -inf; eager's and TVM's maximum differ in NaN.
+    # A ReLU in between would hide -inf; eager's and TVM's maximum differ for NaN.
     actual = case.build(algorithm).run(case.given([image, residual]), weights)
     expected = case.eager([image, *weights], residual)
     finite = np.isfinite(expected)
@@ -302,13 +302,13 @@ def test_many_weights_for_few_pixels_are_not_multiplied():
 
 
 def test_tiles_of_one_row_are_for_a_single_image():
-    """Of more, their rows would have to end with an image; and they share the weights anyway."""
+    """With several images, tiles would have to end with an image, and weights are shared anyway."""
     assert "winograd F1x2" in _names(7, 512)
     assert not any("1x2" in name for name in _names(7, 512, count=2))
 
 
 def test_few_inputs_are_shared_by_all_channels_with_avx2():
-    # Each chunk with inputs of its own reads all weights again.
+    # Chunks with their own inputs would each read all weights again.
     assert _names(14, 256, AVX2)[0] == "winograd F4 shared"
     assert _names(7, 512, AVX2)[0] == "winograd F2 shared"
     # The inputs of large images would be read from memory for each tile of channels.
@@ -317,12 +317,12 @@ def test_few_inputs_are_shared_by_all_channels_with_avx2():
 
 
 def test_every_second_pixel():
-    """Where the weights, 25/9 times as many, do not take longer to read than they save."""
+    """Used if reading the weights, 25/9 times as many, takes less time than it saves."""
     assert _names(56, 64, window=_EVERY_SECOND, outputs=128)[0] == "winograd F2"
     assert _names(28, 128, window=_EVERY_SECOND, outputs=256)[0] == "winograd F2 shared"
     assert _names(14, 256, window=_EVERY_SECOND, outputs=512)[0].startswith("direct")
     assert _names(160, 64, AVX2, window=_EVERY_SECOND, outputs=128)[0] == "winograd F2"
-    # Tiles of 4×4 read 9 times as many, for a fifth less products than those of 2×2.
+    # Tiles of 4×4 read 9 times as many weights, and save a fifth of the products of 2×2.
     assert not any("F4" in name for name in _names(56, 64, window=_EVERY_SECOND, outputs=128))
 
 
@@ -368,7 +368,7 @@ def test_neon_multiplies_and_adds_vectors():
 
 @pytest.mark.parametrize("algorithm", ["winograd F2", "winograd F1x2"])
 def test_inputs_that_other_cores_transformed_are_fetched_ahead(algorithm):
-    """By each tile those of the next one, also where that is of another block or point."""
+    """Each tile prefetches the inputs of the next, also of another block or point."""
     case = Case((1, 14, 14, 128), 64)
     built = case.build(algorithm + " shared", AVX512)
     loops, fetched = [], _prefetches(built)
@@ -422,7 +422,7 @@ def test_weights_from_memory_are_fetched_two_blocks_ahead():
 
 
 def _prefetches(built):
-    """What is fetched ahead, and into which cache, as LLVM numbers them."""
+    """The prefetched loads, and LLVM's number of the cache for each."""
     found = []
 
     def visit(stmt):
