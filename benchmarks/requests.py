@@ -82,7 +82,8 @@ def _onnx_runtime(module: nn.Module) -> Contender:
     from torch.export import Dim
 
     example = tuple(torch.ones(2, 16, dtype=torch.long) for _ in range(2))
-    varying = (tuple({0: Dim("batch"), 1: Dim("length")} for _ in example),)  # one entry: ``*inputs``
+    # One entry, since `Hidden.forward` takes ``*inputs``.
+    varying = (tuple({0: Dim("batch"), 1: Dim("length")} for _ in example),)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder) / "model.onnx"
         torch.onnx.export(module, example, path, dynamic_shapes=varying, dynamo=True)
