@@ -155,6 +155,9 @@ class CompileOptions:
     on_miss: str = field(default="build", metadata=_NOT_KEYED)
     record: str | os.PathLike[str] | None = field(default=None, metadata=_NOT_KEYED)
 
+    def __deepcopy__(self, memo: object) -> CompileOptions:
+        return self  # it cannot change
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "target", targets.check(self.target))
         if isinstance(self.tune, bool):

@@ -215,6 +215,15 @@ def test_an_instance_can_be_decorated_again_with_other_options() -> None:
         twice(X)
 
 
+def test_alike_decorated_instances_share_a_class() -> None:
+    first, other = decorate(nn.Linear(4, 4)), decorate(nn.Linear(4, 8))
+    assert type(first) is type(other) is type(copy.deepcopy(first)) is not nn.Linear
+    assert type(decorate(nn.Linear(4, 4), strict=True)) is not type(first)
+    target = {"kind": "llvm"}  # a dict cannot be a key
+    restricted = decorate(nn.Linear(4, 4), target=target)
+    assert type(restricted) is type(copy.deepcopy(restricted)) is not type(first)
+
+
 def test_deepcopy_of_a_decorated_instance(inference: None) -> None:
     fast = decorate(Plain().eval())
     twin = copy.deepcopy(fast)

@@ -6,7 +6,8 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeGuard, TypeVar, overload
 
 import torch
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 D = TypeVar("D", bound=Decorated)
+
+# The classes of decorated instances, by what they were derived from.
+_DERIVED: weakref.WeakValueDictionary[Hashable, type[nn.Module]] = weakref.WeakValueDictionary()
 
 if TYPE_CHECKING:
 
@@ -215,7 +219,14 @@ def _decorate_instance(
 def _derived(
     base: type[nn.Module], methods: tuple[str, ...], compile_options: CompileOptions
 ) -> type[nn.Module]:
-    """Return a decorated subclass of the same name, for decorated instances."""
+    """Return a decorated subclass of the same name, which alike instances share."""
+    try:
+        hash(compile_options)
+        key: Hashable = base, methods, compile_options
+    except TypeError:  # a dict in them; those of a copy are the same object
+        key = base, methods, id(compile_options)
+    if (known := _DERIVED.get(key)) is not None:
+        return known
     members: dict[str, Any] = {"__module__": base.__module__, "__qualname__": base.__qualname__}
     if issubclass(base, torch.fx.GraphModule):
         # Otherwise recompile() would give the class a __call__ that calls itself.
@@ -224,7 +235,8 @@ def _derived(
     derived: Any = type(base.__name__, (base,), members)
     decorated = _decorate_class(derived, methods, compile_options)
     decorated.__reduce_ex__ = _reduce_instance  # type: ignore[assignment]
-    return decorated
+    # A thread that was faster may have made it.
+    return _DERIVED.setdefault(key, decorated)
 
 
 def _recompile(self: torch.fx.GraphModule) -> Any:

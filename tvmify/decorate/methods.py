@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,6 +28,10 @@ from tvmify.system import forks
 WITH_CACHE = " with a cache"
 # Held while a dispatcher is made, so that simultaneous first calls in several threads share one.
 _MAKING = forks.Lock()
+# Classes without decorators, of which TorchScript keeps one type each.
+_PLAIN: weakref.WeakValueDictionary[tuple[Any, ...], type[nn.Module]] = (
+    weakref.WeakValueDictionary()
+)
 
 
 class Decoration(NamedTuple):
@@ -238,8 +243,15 @@ def undecorated(
     return copied
 
 
-@functools.cache
 def _plain_class(
+    cls: type[nn.Module], called: Callable[..., Any] | None, is_forward: bool
+) -> type[nn.Module]:
+    """Return the same class without decorators, for TorchScript the same one each time."""
+    key = cls, called, is_forward
+    return _PLAIN.get(key) or _PLAIN.setdefault(key, _new_plain_class(*key))
+
+
+def _new_plain_class(
     cls: type[nn.Module], called: Callable[..., Any] | None, is_forward: bool
 ) -> type[nn.Module]:
     members: dict[str, Any] = dict.fromkeys(("__tvmify__", "_compiled_call_impl"))

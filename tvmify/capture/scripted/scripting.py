@@ -139,8 +139,11 @@ def _types_of(source: Any, replacement: dict[type, Any] | None = None) -> dict[t
     store = _recursive.concrete_type_store.type_store
     classes = {type(m) for m in source.modules()} if isinstance(source, torch.nn.Module) else set()
     present = {class_: list(store.get(class_, ())) for class_ in classes}
-    if replacement is not None:
-        store.update(replacement)
+    for class_, types in (replacement or {}).items():
+        if types:
+            store[class_] = types
+        else:
+            store.pop(class_, None)  # torch would keep the class forever
     return present
 
 
