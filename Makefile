@@ -79,7 +79,7 @@ THREADED := $(addprefix tests/,runtime/behaviour/test_threads.py runtime/behavio
     torch_compat/test_tracing.py::test_threads_compile_different_modules \
     behaviour/test_state.py::test_threads_of_one_stateful_module)
 # One in this many cases runs, of tests that compile a program for each case.
-SAMPLE ?= 5
+SAMPLE ?= 8
 SAMPLES ?= 0
 PROGRAMS ?= 2000
 LAYERS ?= 1000
