@@ -120,19 +120,24 @@ def openvino(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> C
 
 def onnx_runtime(_: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:
     """Run the ONNX file with all optimizations."""
-    import onnxruntime  # pyright: ignore[reportMissingImports]
-
     if not setting.onnx.exists():
         raise FileNotFoundError("the model could not be exported to ONNX")
     setting.used_onnx = True
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.intra_op_num_threads = setting.threads
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(setting.onnx, options, ["CPUExecutionProvider"])
+    session = onnx_session(setting.onnx, setting.threads)
     names = [given.name for given in session.get_inputs()]
     inputs = {name: arg.numpy() for name, arg in zip(names, args, strict=True)}
     return lambda: session.run(None, inputs)
+
+
+def onnx_session(path: Path, threads: int) -> Any:
+    """Return ONNX Runtime's session for a file, with all optimizations."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
 
 
 def tvmify(module: nn.Module, args: tuple[Tensor, ...], setting: Setting) -> Callable[[], Any]:

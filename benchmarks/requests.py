@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import passes
+from benchmarks.contenders import onnx_session
 from benchmarks.passes import Pass
 
 if TYPE_CHECKING:
@@ -77,7 +78,6 @@ def _openvino(module: nn.Module) -> Contender:
 
 
 def _onnx_runtime(module: nn.Module) -> Contender:
-    import onnxruntime  # pyright: ignore[reportMissingImports]
     import torch
     from torch.export import Dim
 
@@ -87,11 +87,7 @@ def _onnx_runtime(module: nn.Module) -> Contender:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         path = Path(folder) / "model.onnx"
         torch.onnx.export(module, example, path, dynamic_shapes=varying, dynamo=True)
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
+        session = onnx_session(path, threads=1)
     names = [given.name for given in session.get_inputs()]
 
     def run(request: tuple[Tensor, ...]) -> Any:

@@ -22,7 +22,8 @@ bool has_room(size_t idle, size_t size) {
   return idle < kLeastIdle || (idle < kMostIdle && idle * size < kMostIdleBytes);
 }
 
-constexpr size_t round_up(size_t size) { return (size + kPage - 1) / kPage * kPage; }
+constexpr auto is_smaller = [](const auto& block, size_t than) { return block.size < than; };
+constexpr auto is_larger = [](size_t than, const auto& block) { return block.size > than; };
 
 // The largest block for a request: a result keeps its block, so little of it may be unused.
 constexpr size_t largest_for(size_t size) { return size + size / 4; }
@@ -32,7 +33,7 @@ constexpr size_t largest_for(size_t size) { return size + size / 4; }
 BlockPool::BlockPool() : Allocator(static_cast<memory::AllocatorType>(kPoolAllocator)) {}
 
 memory::Buffer BlockPool::Alloc(DLDevice device, size_t size, size_t alignment, DLDataType hint) {
-  size = round_up(std::max<size_t>(size, 1));
+  size = round_up(std::max<size_t>(size, 1), kPage);
   const Block block = take(size);
   if (block.size >= size) return {block.data, block.size, device, type()};
   release(block);
@@ -47,8 +48,6 @@ memory::Buffer BlockPool::Alloc(DLDevice device, size_t size, size_t alignment, 
 }
 
 BlockPool::Block BlockPool::take(size_t size) {
-  const auto is_smaller = [](const Block& block, size_t than) { return block.size < than; };
-  const auto is_larger = [](size_t than, const Block& block) { return block.size > than; };
   const std::lock_guard<std::mutex> lock(moment());
   auto found = std::lower_bound(idle_.begin(), idle_.end(), size, is_smaller);
   if (found != idle_.end() && found->size <= largest_for(size)) {
@@ -64,8 +63,6 @@ BlockPool::Block BlockPool::take(size_t size) {
 }
 
 void BlockPool::Free(const memory::Buffer& buffer) {
-  const auto is_smaller = [](const Block& block, size_t than) { return block.size < than; };
-  const auto is_larger = [](size_t than, const Block& block) { return block.size > than; };
   {
     const std::lock_guard<std::mutex> lock(moment());
     const auto place = std::upper_bound(idle_.begin(), idle_.end(), buffer.size, is_larger);

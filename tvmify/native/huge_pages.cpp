@@ -18,8 +18,6 @@ namespace memory = tvm::runtime::memory;
 
 constexpr size_t kHugePage = size_t{2} << 20;  // on x86-64, and on aarch64 with pages of 4 KB
 
-constexpr size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
-
 // Maps memory that begins at a huge page; null on failure.
 void* map(size_t bytes) {
   const size_t length = round_up(bytes, kHugePage);

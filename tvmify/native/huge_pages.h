@@ -11,6 +11,8 @@
 
 namespace tvmify {
 
+constexpr size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * unit; }
+
 // For TVM's virtual machines on the CPU: allocations that fill a huge page are aligned to one, and
 // freed memory is returned to Linux immediately.
 class HugePageAllocator final : public tvm::runtime::memory::Allocator {
