@@ -8,9 +8,9 @@
 # make fuzz             damaged and forged saved files and shapes, MUTANTS=100000 of them
 # make soak             the disk cache: races, killed processes, 5,000 mutated entries
 # make soak-serving     100,000 calls of one saved model by 1 to 8 threads
-# make models           architectures of transformers against eager; writes docs/coverage.md (half an hour)
-# make libraries        networks of timm, diffusers and others against eager; writes docs/coverage.md
-#                       (half an hour)
+# make models           architectures of transformers, decorated and through torch.compile, against eager;
+#                       writes docs/coverage.md (an hour)
+# make libraries        the same with networks of timm, diffusers and others (an hour)
 # make opinfo           PyTorch's operator samples against eager; writes docs/coverage.md (hours)
 # make programs         2,000 random programs, 300 sequences and 1,000 layers against eager;
 #                       writes docs/coverage.md

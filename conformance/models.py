@@ -1,25 +1,26 @@
-"""Networks of transformers and of other libraries through the decorator, compared with eager.
+"""Networks of transformers and of other libraries, compiled and compared with eager.
 
     python -m conformance.models run [--table libraries] [--only "bert gpt*"] [--jobs 1]
     python -m conformance.models report [--table libraries]
 
-Each network runs in its own process, so that a crash is a result like any other. Results are kept
-in ``build/models`` or ``build/libraries``; the next run tries the missing networks, or those that
-``--only`` names. ``report`` prints the table and writes it into ``docs/coverage.md``.
+Each network is compiled by the decorator, and by ``torch.compile(network, backend="tvmify")``. Each
+such trial runs in its own process, so that a crash is a result like any other. Results are kept in
+``build/models`` or ``build/libraries``; the next run makes the missing trials, or those of the
+networks that ``--only`` names. ``report`` prints the table and writes it into ``docs/coverage.md``.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -29,12 +30,13 @@ from rich.table import Table
 from conformance.architectures import ARCHITECTURES
 from conformance.document import replace_section
 from conformance.libraries import LIBRARIES
-from conformance.trial import SIZES, Subject, Trial, attempt
+from conformance.trial import SIZES, WAYS, Subject, Trial, attempt
 
 #: The tables, by the name of their section in the document.
 TABLES: dict[str, Mapping[str, Subject]] = {"models": ARCHITECTURES, "libraries": LIBRARIES}
 RECORDS = "trials.jsonl"
-PATIENCE = 900  # seconds for one network
+PATIENCE = 900  # seconds for one trial
+_COLUMNS = ["network", "kind", "right", "ran", "sizes", "error", "eager's", "torch.compile"]
 
 
 def main() -> None:
@@ -43,44 +45,46 @@ def main() -> None:
     parser.add_argument("step", choices=["run", "report", "one"])
     parser.add_argument("--only", default="", help="names or patterns, such as 'bert gpt*'")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at a time")
+    parser.add_argument("--way", choices=list(WAYS), default="decorator", help="for 'one'")
     parser.add_argument("--table", choices=list(TABLES), default="models")
     given = parser.parse_args()
     if given.step == "one":
-        trial = attempt(given.only, TABLES[given.table][given.only])
-        sys.stdout.write(json.dumps(dataclasses.asdict(trial)))
+        trial = attempt(given.only, TABLES[given.table][given.only], way=given.way)
+        sys.stdout.write(json.dumps(asdict(trial)))
         return
     folder = Path("build", given.table)
     folder.mkdir(parents=True, exist_ok=True)
     if given.step == "run":
         run(given.table, given.only.split(), given.jobs, folder)
-    trials = read(folder, TABLES[given.table])
-    show(trials.values())
+    decorated, compiled = (read(folder, TABLES[given.table], way) for way in WAYS)
+    show(decorated, compiled)
     if given.step == "report":
-        replace_section(given.table, document(trials.values()))
+        replace_section(given.table, document(decorated, compiled))
 
 
 def run(table: str, only: list[str], jobs: int, folder: Path) -> None:
     """Try the named networks, or those not tried before; write each result at once."""
-    known = read(folder, TABLES[table])
+    known = {way: read(folder, TABLES[table], way) for way in WAYS}
     console = Console(highlight=False)
-    names = [
-        name
+    todo = [
+        (name, way)
         for name in TABLES[table]
-        if (any(fnmatch(name, pattern) for pattern in only) if only else name not in known)
+        for way in WAYS
+        if (any(fnmatch(name, pattern) for pattern in only) if only else name not in known[way])
     ]
     with ThreadPoolExecutor(jobs) as pool, (folder / RECORDS).open("a") as records:
-        for trial in pool.map(lambda name: _in_a_process(table, name, folder), names):
-            records.write(json.dumps(dataclasses.asdict(trial)) + "\n")
+        for trial in pool.map(lambda each: _in_a_process(table, each[0], each[1], folder), todo):
+            records.write(json.dumps(asdict(trial)) + "\n")
             records.flush()
-            line = f"{trial.name}: {_verdict(trial)}, {how_it_ran(trial)}"
+            line = f"{trial.name}, {trial.way}: {_verdict(trial)}, {how_it_ran(trial)}"
             console.print(line, style="" if trial.right else "red", markup=False, soft_wrap=True)
 
 
-def _in_a_process(table: str, name: str, folder: Path) -> Trial:
-    log = folder / f"{name}.log"
-    steps = ["one", "--table", table, "--only", name]
+def _in_a_process(table: str, name: str, way: str, folder: Path) -> Trial:
+    log = folder / f"{name}.{way}.log"
+    steps = ["one", "--table", table, "--only", name, "--way", way]
     command = [sys.executable, "-m", "conformance.models", *steps]
-    kind = TABLES[table][name].kind
+    trial = Trial(name, TABLES[table][name].kind, way=way)
     try:
         with log.open("w") as errors:
             done = subprocess.run(
@@ -93,62 +97,70 @@ def _in_a_process(table: str, name: str, folder: Path) -> Trial:
                 check=False,
             )
     except subprocess.TimeoutExpired:
-        return Trial(name, kind, difference=f"no end after {PATIENCE} s")
+        return replace(trial, difference=f"no end after {PATIENCE} s")
     if done.returncode < 0:
         name_of_signal = signal.Signals(-done.returncode).name
-        return Trial(name, kind, difference=f"the process died: {name_of_signal}")
+        return replace(trial, difference=f"the process died: {name_of_signal}")
     if done.returncode > 0:
         lines = log.read_text(errors="replace").strip().splitlines()
-        return Trial(name, kind, difference=lines[-1] if lines else "the process failed")
+        return replace(trial, difference=lines[-1] if lines else "the process failed")
     return Trial(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def read(folder: Path, table: Mapping[str, Subject]) -> dict[str, Trial]:
-    """Return the last result of each network, in the order of the table."""
+def read(folder: Path, table: Mapping[str, Subject], way: str) -> dict[str, Trial]:
+    """Return the last result of each network by one way, in the order of the table."""
     path = folder / RECORDS
     lines = path.read_text().splitlines() if path.exists() else []
-    trials = {trial.name: trial for trial in (Trial(**json.loads(line)) for line in lines)}
+    all_trials = [Trial(**json.loads(line)) for line in lines]
+    trials = {trial.name: trial for trial in all_trials if trial.way == way}
     return {name: trials[name] for name in table if name in trials}
 
 
-def show(trials: Iterable[Trial]) -> None:
+def show(decorated: Mapping[str, Trial], compiled: Mapping[str, Trial]) -> None:
     """Print a table, and the number of correct networks."""
-    trials = list(trials)
-    table = Table("network", "kind", "right", "ran", "sizes", "error", "eager's", box=None)
-    for trial in trials:
-        table.add_row(*_row(trial), style="" if trial.right else "red")
+    table = Table(*_COLUMNS, box=None)
+    for name, trial in decorated.items():
+        other = compiled.get(name)
+        is_right = trial.right and (other is None or other.right)
+        table.add_row(*_row(trial, other), style="" if is_right else "red")
     console = Console()
     console.print(table)
-    console.print(summary(trials), markup=False)
+    console.print(summary(decorated.values(), compiled.values()), markup=False)
 
 
-def summary(trials: Iterable[Trial]) -> str:
-    """Say how many are correct and how many ran compiled."""
-    trials = list(trials)
-    right = sum(trial.right for trial in trials)
-    compiled = sum(trial.right and trial.compiled for trial in trials)
-    whole = sum(trial.right and trial.compiled and not trial.bridged for trial in trials)
+def summary(decorated: Iterable[Trial], compiled: Iterable[Trial]) -> str:
+    """Say how many are correct and how many ran compiled, by each way."""
+    decorated, compiled = list(decorated), list(compiled)
+    programs = [trial for trial in decorated if trial.right and trial.compiled]
     return (
-        f"{right} of {len(trials)} networks are right; {compiled} are one compiled program, "
-        f"{whole} of them without a call of PyTorch's."
+        f"{_right(decorated)} networks are right; {len(programs)} are one compiled program, "
+        f"{sum(not trial.bridged for trial in programs)} of them without a call of PyTorch's. "
+        f"Through `torch.compile`, {_right(compiled)} are right; "
+        f"{sum(trial.right and trial.compiled for trial in compiled)} are one graph, all of it "
+        "compiled."
     )
 
 
-def document(trials: Iterable[Trial]) -> str:
+def _right(trials: Sequence[Trial]) -> str:
+    return f"{sum(trial.right for trial in trials)} of {len(trials)}"
+
+
+def document(decorated: Mapping[str, Trial], compiled: Mapping[str, Trial]) -> str:
     """Return the section of the document: the summary and a table in Markdown."""
-    trials = list(trials)
     lines = [
-        summary(trials),
+        summary(decorated.values(), compiled.values()),
         "",
         f"Each is called with {len(set(SIZES))} pairs of a batch and, where there is text, a "
         "length; the column says whether one program, or one for each class, serves all pairs "
         "after the first. Error is the largest against float64 over the largest output, of the "
-        "tensor where ours is largest; beside it eager PyTorch's of the same tensor.",
+        "tensor where ours is largest; beside it eager PyTorch's of the same tensor. The last "
+        'column is how it ran through `torch.compile(network, backend="tvmify")`, with the same '
+        "calls and comparisons.",
         "",
-        "| network | kind | right | ran | sizes | error | eager's |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    return "\n".join(lines + [f"| {' | '.join(_row(trial))} |" for trial in trials])
+    rows = [_COLUMNS, ["---"] * len(_COLUMNS)]
+    rows += [_row(trial, compiled.get(name)) for name, trial in decorated.items()]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
 
 
 def how_it_ran(trial: Trial) -> str:
@@ -156,7 +168,11 @@ def how_it_ran(trial: Trial) -> str:
     if not trial.compiled:
         # leave out where packages are installed
         reason = re.sub(r"/\S+/site-packages/", "", trial.reason)
-        return ": ".join(filter(None, ["in parts" if trial.programs else "eager", reason]))
+        if trial.graphs:
+            how = f"{trial.graphs} graphs, {trial.eager_graphs} in eager"
+        else:
+            how = "in parts" if trial.programs else "eager"
+        return ": ".join(filter(None, [how, reason]))
     if trial.bridged:
         called = ", ".join(f"{count} × {name}" for name, count in sorted(trial.bridged.items()))
         return f"compiled, bridged {called}"
@@ -175,7 +191,15 @@ def _sizes(trial: Trial) -> str:
     return f"any, {trial.programs} programs"
 
 
-def _row(trial: Trial) -> list[str]:
+def _through_torch_compile(trial: Trial | None) -> str:
+    if trial is None:
+        return ""
+    if not trial.right:
+        return f"no: {trial.difference}"
+    return f"{how_it_ran(trial)}; {trial.programs} programs"
+
+
+def _row(trial: Trial, compiled: Trial | None) -> list[str]:
     ran = trial.compiled or bool(trial.reason)
     return [
         trial.name,
@@ -185,6 +209,7 @@ def _row(trial: Trial) -> list[str]:
         _sizes(trial),
         f"{trial.error:.1e}" if ran and trial.right else "",
         f"{trial.eager_error:.1e}" if ran and trial.right else "",
+        _through_torch_compile(compiled),
     ]
 
 
