@@ -23,7 +23,7 @@ from tvm.tirx import Stmt
 
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import PREFETCH
-from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes
+from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, value_along
 from tvmify.compiler.kernels.common.rewriting import rewrite_loops, uses
 from tvmify.compiler.microarchitecture import bits_of
 
@@ -117,8 +117,7 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
     if fewest == 1:
         ahead = [_L1, _L2] if _is_compact(tile.panel) else [cache]
         for times, into in enumerate(ahead, 1):
-            distance = step * columns + times * PREFETCH.distance // _bytes(panel)
-            yield from prefetches(panel, _after(start, distance), columns * tile.taken, into)
+            yield from _own_lines(tile, times * PREFETCH.distance, into)
         return
     ahead = [cache]
     if cache != _L1 and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
@@ -148,10 +147,20 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
         # A single tile fetches all lines; for several tiles that would be too many prefetches.
         distance = tile.steps * blocks * columns + step * columns
         alone += prefetches(panel, _after(start, distance), columns * tile.taken, into)
+    if tile.is_short:
+        # Lines of the next block would delay its own (docs/measurements/shapes.md).
+        alone = list(_own_lines(tile, PREFETCH.distance, cache))
     if fewest > _FEWEST:
         yield from shared
     else:
         yield tirx.IfThenElse(present == 1, _sequence(alone), _sequence(shared))
+
+
+def _own_lines(tile: _Tile, ahead: int, cache: int) -> Iterator[Stmt]:
+    """Fetch what the tile itself reads, a number of bytes further on."""
+    panel, columns = tile.panel.source, int(tile.panel.source.shape[-1])
+    distance = tile.step * columns + ahead // _bytes(panel)
+    return prefetches(panel, _after(tile.start(tile.panel), distance), columns * tile.taken, cache)
 
 
 def _sequence(statements: list[Stmt]) -> Stmt:
@@ -185,25 +194,34 @@ class _Tile(NamedTuple):
         reduction.
     taken
         Steps of the reduction that an iteration takes; the values are those of the first.
+    is_short
+        Whether it has fewer rows than others (see `short_tiles`).
     """
 
     block: tirx.SBlock
     variables: list[tuple[tirx.IterVar, Expr]]
     reduced: list[tuple[tirx.IterVar, Expr]]
     taken: int
+    is_short: bool
 
     @classmethod
     def in_loop(cls, loop: tirx.For) -> _Tile:
         """Read what a loop computes."""
         step, analyzer = loop.body, sym.Analyzer()
-        tile = step
+        tile, loops = step, []
         while isinstance(tile, tirx.For):  # steps, rows and columns: the first of each
             analyzer.bind(tile.loop_var, tirx.const(0, "int64"))
+            loops.append(tile)
             tile = tile.body
         values = [analyzer.simplify(value) for value in tile.iter_values]
         variables = list(zip(tile.block.iter_vars, values, strict=True))
         reduced = [v for v in variables if int(v[0].iter_type) == tirx.IterVar.CommReduce]
-        return cls(tile.block, variables, reduced, int(step.extent))
+        row = value_along(tile, ROW)
+        along_rows = [each for each in loops if row is not None and each.loop_var.same_as(row)]
+        is_short = any(
+            int(each.extent) < int(Axes.of(tile.block)[ROW].dom.extent) for each in along_rows
+        )
+        return cls(tile.block, variables, reduced, int(step.extent), is_short)
 
     @property
     def row(self) -> tirx.IterVar:
