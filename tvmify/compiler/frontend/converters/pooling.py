@@ -157,6 +157,8 @@ def adaptive_average_pool(importer: Importer, node: fx.Node) -> relax.Expr:
 def upsample(importer: Importer, node: fx.Node, *, mode: str) -> relax.Expr:
     shape, out = importer.shape(node.args[0]), importer.shape(node)
     nearest = mode == "nearest"
+    if not nearest and not node.meta["val"].dtype.is_floating_point:
+        raise UnsupportedOperator([str(node.target)], "it rounds weighted sums of integers")
     factors = importer.argument(node, "scale_factors") or [None, None]
     aligned = not nearest and bool(importer.argument(node, "align_corners"))
     if not is_static(*shape[2:], *out[2:]):
