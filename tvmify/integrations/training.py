@@ -21,6 +21,7 @@ from tvmify.integrations.control_flow import calls_of
 from tvmify.integrations.dynamo_graph import Origin
 from tvmify.options import CompileOptions
 from tvmify.torch_compat.layouts import inverse, memory_order
+from tvmify.torch_compat.multilabel_margin import spell_out
 
 #: Operators with several results: for sizes that vary, the compiler computes only the first.
 _DECOMPOSED = (torch.ops.aten.native_layer_norm,)
@@ -50,6 +51,7 @@ def with_autograd(
     options
         The options of the backend.
     """
+    spell_out(module)
     varies = any(isinstance(value, torch.SymInt) for value in example_inputs)
     made = aot_autograd(
         fw_compiler=partial(_compile, origin=origin.part("forward"), options=options),

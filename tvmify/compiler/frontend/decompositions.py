@@ -30,6 +30,7 @@ from tvmify.compiler.frontend.refusals import (
 )
 from tvmify.compiler.frontend.sharing import Sharing, sharing
 from tvmify.compiler.frontend.writes import drop_whole_slices
+from tvmify.torch_compat.multilabel_margin import multilabel_margin_loss
 from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors
 
@@ -258,6 +259,7 @@ def _tables() -> tuple[Rules, Rules]:
         aten.upsample_nearest1d.vec: functools.partial(_resize_line, aten.upsample_nearest2d.vec),
         aten.upsample_trilinear3d.vec: _resize_volume,
         aten.einsum.default: einsum,
+        aten.multilabel_margin_loss.default: multilabel_margin_loss,
         aten.take.default: _take,
     }
     table |= own
