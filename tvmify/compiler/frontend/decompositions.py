@@ -72,6 +72,7 @@ WHOLE = (
 #: Operators that raise depending on the values of tensors: decomposed, they would check by ordered
 #: effects. PyTorch computes them, and raises as in eager.
 RAISING = (
+    aten.binary_cross_entropy.default,
     aten.linalg_cholesky.default,
     aten.linalg_inv.default,
     aten.linalg_ldl_factor.default,
