@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tvmify.compiler.frontend.refusals import refuse_errors
+from tvmify.compiler.frontend.refusals import refuse_errors, refuse_quantization
 from tvmify.errors import UnsupportedOperator
 
 X = torch.tensor([1.0, -2.0, 3.0])
@@ -88,3 +88,11 @@ def test_products_of_different_types_are_refused(
 
 def test_products_of_one_type_are_not_refused() -> None:
     refuse_errors(exported(lambda x: F.linear(x.double(), torch.ones(2, 3).double()) + x[0]))
+
+
+def test_operators_that_quantize_are_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize()
+
+    with pytest.raises(UnsupportedOperator, match="quantize_per_tensor"):
+        refuse_quantization(exported(function))

@@ -26,6 +26,7 @@ from tvmify.compiler.frontend.refusals import (
     refuse_errors,
     refuse_functions,
     refuse_other_devices,
+    refuse_quantization,
     refuse_writes_to_lists,
 )
 from tvmify.compiler.frontend.sharing import Sharing, sharing
@@ -204,7 +205,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     ------
     UnsupportedOperator
         It writes to or returns memory in an unsupported way, or has an operator that takes
-        functions or that raises an error.
+        functions, that raises an error, or that makes quantized tensors.
     UnsupportedTarget
         Results are on another device than the arguments.
     """
@@ -212,6 +213,7 @@ def decompose(program: ExportedProgram) -> Decomposed:
     refuse_other_devices(program)
     refuse_writes_to_lists(program)
     refuse_errors(program)
+    refuse_quantization(program)
     shared, names, recorded = sharing(program), symbol_names(program), program
     program = _in_core_aten(keep_checks(program, shared))
     drop_whole_slices(program.graph)

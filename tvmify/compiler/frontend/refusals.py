@@ -125,6 +125,18 @@ def _overflow(node: fx.Node) -> str | None:
     return None
 
 
+def refuse_quantization(program: ExportedProgram) -> None:
+    """Refuse operators that make quantized tensors, which recording takes for those of floats.
+
+    Raises
+    ------
+    UnsupportedOperator
+        There are some.
+    """
+    calls = operators.calls(program.graph)
+    refuse(node for node in calls if operators.base_name(node).startswith("quantize_per_"))
+
+
 def refuse_other_devices(program: ExportedProgram) -> None:
     """Refuse a program whose results are on another device than its arguments and weights.
     Intermediate values on other devices do no harm: compiled, they are computed on that device.
