@@ -32,6 +32,7 @@ from tvmify.artifact.recorded_shapes import symbol_names
 from tvmify.capture.answers import answering_as_eager
 from tvmify.capture.autocast import insert_casts, separate_autocast
 from tvmify.capture.seeding import refusing_seeds
+from tvmify.capture.transforms import ADVICE, refuse_transforms, resolve_vmap
 from tvmify.capture.twin import with_forward
 from tvmify.capture.varying import STATIC, Varying, dynamic_shapes
 from tvmify.errors import (
@@ -135,7 +136,9 @@ def export(
     args, kwargs = examples((args, kwargs))
     with tracing(), unseen_by_others():
         program = _export(module, args, kwargs, varying)
+        refuse_transforms(program)
         insert_casts(program)
+        program = resolve_vmap(program)
         _refuse_unknown_shapes(program)
         _simplify(program)
         forget_tensors(*fake_modes(program.graph))
@@ -192,6 +195,8 @@ def _export(
             reason = f"torch.export failed: {line} ({_user_line(error)})"
             if "in output, which is not a known type" in line:
                 raise NeedsPython(reason, _KNOWN_RESULTS) from error
+            if _passed_through(error, "torch._functorch"):
+                raise NeedsPython(reason, ADVICE) from error
             raise NotRecorded(
                 reason, "Run the module in eager PyTorch to see whether it fails there as well."
             ) from error
