@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.compiler.programs import check, compiled, is_fused
+from tests.compiler.programs import Program, check, compiled, is_fused
+from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify
 
 attention = F.scaled_dot_product_attention
 
@@ -137,3 +139,13 @@ def test_layers_around_attention():
     x = torch.randn(2, 5, 32)
     check(nn.MultiheadAttention(32, 4, batch_first=True), x, x.clone(), x.clone())
     check(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), x)
+
+
+def test_heads_of_any_size_are_left_to_pytorch() -> None:
+    """The kernels know the size of heads."""
+    module = Program(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True) * 2)
+    fast = tvmify(module.eval(), dynamic=True, cache=False, strict=True)
+    for length, size in ((8, 16), (5, 20)):
+        qkv = [torch.randn(2, 3, length, size) for _ in range(3)]
+        assert_close_to_reference(fast(*qkv), module, tuple(qkv))
+    assert fast.cache_info().builds == 1

@@ -16,6 +16,7 @@ from tvmify.compiler.frontend.converters.registry import converts
 from tvmify.compiler.frontend.masks import is_causal, is_neutral
 from tvmify.compiler.kernels.attention.lower_attention import describe
 from tvmify.compiler.sizes import Size
+from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -31,6 +32,8 @@ def attention(importer: Importer, node: fx.Node) -> relax.Expr:
     attention; but NaN where the model wrote attention as single operators.
     """
     query, key, value = node.args[:3]
+    if not sizes.is_static(importer.shape(query)[-1], importer.shape(value)[-1]):
+        raise UnsupportedOperator([str(node.target)], "the size of its heads is symbolic")
     mask = importer.argument(node, "attn_mask")
     causal = bool(importer.argument(node, "is_causal"))
     scale = importer.argument(node, "scale")
