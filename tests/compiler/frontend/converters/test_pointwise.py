@@ -268,3 +268,14 @@ def test_a_division_by_zero_raises_as_in_eager():
 
 def test_remainders_of_known_divisors():
     check(lambda x: x % torch.tensor([3, -2]), torch.arange(-4, 4).view(4, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+def test_scaled_differences_of_integers_wrap_around(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 1, 100, 127]).to(dtype)
+    artifact = check(lambda x: torch.sub(x, x, alpha=3), x)
+    assert torch.equal(executed(artifact, lambda x: torch.sub(x, x, alpha=3), x), x - x * 3)
+
+
+def test_hardswish_of_large_numbers_is_infinite() -> None:
+    check(F.hardswish, torch.tensor([3e38, 1e38, 1e37, -3e38]))

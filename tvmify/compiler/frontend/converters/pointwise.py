@@ -149,11 +149,9 @@ for _name, _function in LOGICAL.items():
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
     alpha = importer.argument(node, "alpha")
-    is_sum = base_name(node) == "add"
-    if alpha == 1:
-        return (relax.op.add if is_sum else relax.op.subtract)(x, y)
-    scaled = relax.op.multiply(y, relax.const(alpha if is_sum else -alpha, dtype_of(y)))
-    return relax.op.add(x, scaled)
+    if alpha != 1:
+        y = importer.emit(relax.op.multiply(y, relax.const(alpha, dtype_of(y))))
+    return (relax.op.add if base_name(node) == "add" else relax.op.subtract)(x, y)
 
 
 @converts("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
@@ -299,8 +297,10 @@ def hard(importer: Importer, node: fx.Node) -> relax.Expr:
         return relax.const(value, dtype_of(x))
 
     gate = relax.op.maximum(relax.op.add(x, constant(3.0)), constant(0.0))
-    gate = relax.op.divide(relax.op.minimum(gate, constant(6.0)), constant(6.0))
-    return relax.op.multiply(x, gate) if base_name(node) == "hardswish" else gate
+    gate = relax.op.minimum(gate, constant(6.0))
+    if base_name(node) == "hardswish":
+        gate = relax.op.multiply(x, gate)  # which may be infinite, as in eager
+    return relax.op.divide(gate, constant(6.0))
 
 
 @converts("leaky_relu.default")
