@@ -16,3 +16,14 @@ def test_cross_entropy_of_what_is_no_probability_is_an_error(wrong: str) -> None
     bad = (x + 1, y) if wrong == "input" else (x, y - 1)
     with pytest.raises(RuntimeError, match=f"all elements of {wrong} should be between 0 and 1"):
         executed(artifact, program, *bad)
+
+
+def test_the_inverse_of_a_singular_tensor_is_an_error() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.tensorinv(x.view(4, 2, 2), 1) * 2
+
+    x = torch.randn(4, 4) + 4 * torch.eye(4)
+    artifact = compiled(program, x)
+    torch.testing.assert_close(executed(artifact, program, x), program(x))
+    with pytest.raises(RuntimeError, match="singular"):
+        executed(artifact, program, torch.zeros(4, 4))

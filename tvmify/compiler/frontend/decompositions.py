@@ -79,6 +79,7 @@ RAISING = (
     aten.linalg_ldl_factor.default,
     aten.linalg_lu_factor.default,
     aten.linalg_solve.default,
+    aten.linalg_tensorinv.default,
 )
 
 #: Decomposed, it becomes `index_put`, for which a negative index counts from the end; here it is an
