@@ -50,6 +50,25 @@ def formula_of(positions: torch.Tensor, extent: int) -> Formula | None:
     return formula((positions % extent).tolist())
 
 
+def border(before: Expr | int, extent: Expr | int, mirrors: bool) -> Formula:
+    """Return where a padded axis of any length reads: inside, or mirrored or cut off at its ends.
+
+    Parameters
+    ----------
+    before
+        The width of the border before the axis; if negative, how much is cropped.
+    extent
+        The length of the axis.
+    """
+
+    def place(i: Expr) -> Expr:
+        at, last = i - before, extent - 1
+        low, high = (-at, 2 * last - at) if mirrors else (tirx.const(0, "int64"), last)
+        return tirx.Select(i < before, low, tirx.Select(i < before + extent, at, high))
+
+    return place
+
+
 def _pieces(positions: list[int]) -> list[_Piece]:
     """Cut a table into runs of one slope; entries that fit two runs go to the one with slope 1."""
     slopes = [after - before for before, after in pairwise(positions)]

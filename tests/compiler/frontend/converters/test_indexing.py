@@ -79,6 +79,27 @@ def test_padding(widths: tuple[int, ...], mode: str):
     check(lambda x: F.pad(x, widths, mode=mode), torch.randn(4, 6, 8))
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize(
+    "pad",
+    [
+        lambda x, mode: F.pad(x, (3, 2), mode=mode),
+        lambda x, mode: F.pad(x, (-1, 2, 1, -2), mode=mode) * 2,
+        lambda x, mode: F.pad(x, (x.shape[2] // 2, x.shape[2] // 3), mode=mode),
+    ],
+    ids=["widened", "cropped", "by a part of the size"],
+)
+def test_borders_of_any_size(pad: Callable[[torch.Tensor, str], torch.Tensor], mode: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return pad(x, mode)
+
+    fast = tvmify(function, dynamic=True, cache=False, strict=True)
+    for height, width in ((5, 9), (12, 4), (7, 12)):
+        x = torch.randn(2, height, width)
+        torch.testing.assert_close(fast(x), function(x), rtol=0, atol=0)
+    assert fast.cache_info().builds == 1
+
+
 @pytest.mark.parametrize(
     ("shape", "axis", "size", "step"),
     [((2, 12), 1, 4, 2), ((2, 13, 3), 1, 5, 2), ((11, 2), 0, 2, 3), ((2, 9), -1, 9, 1)],

@@ -205,13 +205,25 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
 def pad_with_own(importer: Importer, node: fx.Node, *, mirrors: bool) -> relax.Expr:
     """Padding that replicates or reflects the border; a negative width crops."""
     shape, out = importer.shape(node.args[0]), importer.shape(node)
-    widths = list(node.args[1])  # type: ignore[arg-type]
-    found = {}
-    for axis, before in zip(range(len(shape) - 1, -1, -1), widths[::2], strict=False):
-        at, last = torch.arange(out[axis]) - before, shape[axis] - 1
-        at = last - (last - at.abs()).abs() if mirrors else at.clamp(0, last)
-        found[axis] = places.formula(at.tolist())
-    return importer.emit_te(reading(found, out), importer.tensor(node.args[0]))
+    widths: list[Any] = list(node.args[1])[::2]  # type: ignore[arg-type]
+    axes = range(len(shape) - 1, -1, -1)
+    known = {}
+    for axis, before in zip(axes, widths, strict=False):
+        if is_static(out[axis], shape[axis], before):
+            at, last = torch.arange(out[axis]) - before, shape[axis] - 1
+            at = last - (last - at.abs()).abs() if mirrors else at.clamp(0, last)
+            known[axis] = places.formula(at.tolist())
+
+    def padded(x: te.Tensor, widths: list[Any]) -> te.Tensor:
+        borders = {
+            axis: places.border(before, x.shape[axis], mirrors)
+            for axis, before in zip(axes, widths, strict=False)
+        }
+        return reading(borders | known, out)(x)
+
+    return importer.emit_te(
+        padded, importer.tensor(node.args[0]), widths, primfunc_name_hint="read"
+    )
 
 
 @converts("one_hot.default")
