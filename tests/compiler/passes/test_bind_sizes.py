@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import tvm
+from torch import nn
+from torch.export import Dim
 from tvm import relax, te, tirx
 
 from tests.compiler import symbolic
 from tests.compiler.kernels.kernels import Array, random
+from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify
 from tvmify.compiler.passes.bind_sizes import MergeSymbols, symbols_in
 
 
@@ -104,3 +109,22 @@ def test_rows_of_groups_are_the_rows_of_a_product(group: int) -> None:
     for size in (1, 2, 5):
         x, w = random(size, group, 16, seed=0), random(16, 16, seed=1)
         symbolic.check(program, lambda x, w: x.reshape(-1, 16) @ w + 1, [x, w], [], tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("items", "divisor"), [(2, 16), (3, 16)])
+def test_a_part_of_the_rows_of_several_items_is_tiled(items: int, divisor: int) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(16, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(self.linear(x[:, : x.shape[1] // divisor + 1]))
+
+    net = Net().eval()
+    fast = tvmify(net, dynamic_shapes={"x": {1: Dim.AUTO}}, cache=False, strict=True)
+    for size in (400, 512, 497):
+        x = torch.randn(items, size, 16)
+        with torch.no_grad():
+            assert_close_to_reference(fast(x), net, (x,))
+    assert fast.cache_info().builds == 1

@@ -22,6 +22,8 @@ T = TypeVar("T")
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 #: Factors of sizes that TVM cancels with a divisor.
 _FACTORS = (2, 3, 4)
+#: The longest tiles whose number TVM may spell by a divisor of the size.
+_LONGEST_TILES = 64
 _COMPOUND = (tirx.Mul, tirx.Add, tirx.Sub, tirx.FloorDiv, tirx.FloorMod, tirx.Min, tirx.Max)
 
 
@@ -39,6 +41,7 @@ class Bindings:
 
     variables: dict[tirx.Var, Expr] = field(default_factory=dict)
     compound: list[tuple[Expr, tirx.Var]] = field(default_factory=list)
+    _counts: dict[tirx.Var, dict[str, tuple[Expr, Expr]]] = field(default_factory=dict, repr=False)
 
     def of(self, shapes: Iterable[Iterable[Any]]) -> Bindings:
         """Add a symbol for each size of some shapes that lacks one; return this object."""
@@ -98,6 +101,13 @@ class Bindings:
                 found = as_part(part, size, symbol)
                 if found is not None:
                     return found
+        if isinstance(part, tirx.FloorDiv) and sizes.is_static(part.b):
+            for size, symbol in self.compound:
+                if symbol not in self._counts:
+                    self._counts[symbol] = _counts_of_tiles(size, symbol)
+                spelt, count = self._counts[symbol].get(str(part), (None, None))
+                if spelt is not None and tvm_ffi.structural_equal(part, spelt):
+                    return count
         return None
 
     def apply_to_type(self, ty: relax.Type) -> relax.Type:
@@ -319,6 +329,25 @@ def _quotient_in_place_of(part: Expr, size: Expr, symbol: tirx.Var) -> Expr | No
         if tvm_ffi.structural_equal(part, spelt):
             return _shifted(symbol, more) // part.b
     return None
+
+
+def _counts_of_tiles(size: Expr, symbol: tirx.Var) -> dict[str, tuple[Expr, Expr]]:
+    """Return how TVM may spell the number of tiles of a size, and that number, by its text.
+
+    TVM joins the divisor of a size with that of its tiles: where `s0 // 16 * 2 + 2` rows are tiles
+    of 8, it writes `s0 // 64 + 1`.
+    """
+    divided: list[Expr] = []
+    tvm_ffi.structural_walk(size, [(tirx.FloorDiv, divided.append)])
+    found: dict[str, tuple[Expr, Expr]] = {}
+    for step in range(2, _LONGEST_TILES + 1) if divided else ():
+        for more in (-1, 0):
+            spelt, count = sym.Analyzer().simplify((size + more) // step), (symbol + more) // step
+            if isinstance(spelt, (tirx.Add, tirx.Sub)) and sizes.is_static(spelt.b):
+                number = spelt.b if isinstance(spelt, tirx.Sub) else -int(spelt.b)
+                spelt, count = spelt.a, _shifted(count, int(number))
+            found.setdefault(str(spelt), (spelt, count))
+    return found
 
 
 def _difference(a: Expr, b: Expr) -> int | None:
