@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch._refs
 from torch._decomp import decomposition_table
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -211,6 +212,46 @@ def _affine_grid(theta: torch.Tensor, size: Any, align_corners: bool | None = No
         return decomposition_table[operator](theta, list(size), bool(align_corners))
 
 
+def _istft(
+    input: torch.Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: Any = None,
+    return_complex: bool = False,
+) -> Any:
+    if not isinstance(length, torch.SymInt):
+        return NotImplemented
+    options: Any = hop_length, win_length, window, center, normalized, onesided
+    return torch._refs.istft(input, n_fft, *options, length, return_complex)  # type: ignore[arg-type]
+
+
+def _frequencies(is_half: bool) -> Callable[..., Any]:
+    def frequencies(
+        n: Any,
+        d: float = 1.0,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        **others: Any,
+    ) -> Any:
+        dtype = dtype or torch.get_default_dtype()
+        if dtype not in _EXACT or any(others.values()):
+            return NotImplemented
+        place = torch.arange(n // 2 + 1 if is_half else n, device=device)
+        if not is_half:
+            place = torch.where(place < (n + 1) // 2, place, place - n)
+        return place.to(dtype) * (1.0 / (n * d))
+
+    return frequencies
+
+
 def _fill_diagonal(input: torch.Tensor, fill_value: Any, wrap: bool = False) -> Any:
     if wrap or input.dim() != 2 or not input.is_floating_point():
         return NotImplemented
@@ -255,6 +296,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "take_along_dim": _take_along_dim,
     "kron": _kron,
     "one_hot": _one_hot,
+    "istft": _istft,
+    "fft_fftfreq": _frequencies(is_half=False),
+    "fft_rfftfreq": _frequencies(is_half=True),
     "fill_diagonal_": _fill_diagonal,
     "tril_indices": _triangle(is_upper=False),
     "triu_indices": _triangle(is_upper=True),
@@ -269,8 +313,8 @@ def _names(name: str) -> list[Any]:
     """Return what a mode sees if code calls an operator: a function, a method, an overload."""
     packet = getattr(torch.ops.aten, name, None)
     overloads = [getattr(packet, overload) for overload in packet.overloads()] if packet else []
-    native = torch._C._nn  # type: ignore[attr-defined]  # no stub has it
-    places = (torch, torch.Tensor, native, torch.nn.functional)
+    native = torch._C._nn, torch._C._fft  # type: ignore[attr-defined]  # no stub has them
+    places = (torch, torch.Tensor, *native, torch.nn.functional)
     functions = [getattr(place, name) for place in places if hasattr(place, name)]
     return [packet, *overloads, *functions]
 
