@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import tvmify
 from tests.models import minilm_folder
@@ -378,3 +379,16 @@ def test_file_mode_follows_the_umask(
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "net.pt").stat().st_mode) == 0o640
     assert [*tmp_path.glob(".*")] == []
+
+
+def test_a_tuple_of_ints_among_example_inputs_is_a_value(tmp_path: Path) -> None:
+    class Resize(nn.Module):
+        def forward(self, x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+            return F.interpolate(x, size=size) * 2
+
+    x = torch.randn(1, 3, 8, 8)
+    tvmify.save(Resize().eval(), tmp_path / "model.pt", example_inputs=(x, (4, 6)))
+    loaded = tvmify.load(tmp_path / "model.pt", strict=True)
+    assert torch.equal(loaded(x, (4, 6)), F.interpolate(x, size=(4, 6)) * 2)
+    program = tvmify.export(Resize().eval(), example_inputs=(x, (4, 6)))
+    assert torch.equal(program.module()(x, (4, 6)), F.interpolate(x, size=(4, 6)) * 2)

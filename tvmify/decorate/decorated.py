@@ -196,10 +196,13 @@ def example_calls(
     signature: Any,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
+    *,
+    shapes: bool = True,
 ) -> list[Example]:
     """Return example calls of a dispatcher for a signature of `warmup`.
 
-    One call, or, if sizes vary, one for each class of sizes.
+    One call, or, if sizes vary, one for each class of sizes. Without `shapes`, it holds the
+    arguments of a call, among which a tuple of ints is a value.
     """
     if isinstance(signature, Mapping):
         signature = dispatcher.subject.in_order(signature)
@@ -208,7 +211,7 @@ def example_calls(
         weights = iter(()) if module is None else module.parameters()
         first = next(weights, None)
         device = first.device if first is not None else torch.get_default_device()
-    return examples.example_calls(signature, dtype, torch.device(device))
+    return examples.example_calls(signature, dtype, torch.device(device), shapes=shapes)
 
 
 #: The methods that the decorator adds.

@@ -48,6 +48,8 @@ def example_arguments(
     dtype: torch.dtype,
     device: torch.device,
     sizes: Sequence[int] | None = None,
+    *,
+    shapes: bool = True,
 ) -> Example:
     """Turn a signature given to ``warmup`` into example arguments.
 
@@ -61,6 +63,8 @@ def example_arguments(
         Dtype and device of tensors given as bare shapes.
     sizes
         A value for each of ``Example.dims``; the smallest ones by default.
+    shapes
+        Whether a tuple of ints is the shape of a tensor; otherwise it is a value.
 
     Raises
     ------
@@ -71,10 +75,13 @@ def example_arguments(
     """
     dims = _Dims(sizes)
 
+    def is_shape(item: Any) -> bool:
+        return _is_shape(item) and (shapes or any(map(is_dim, item)))
+
     def example(item: Any) -> Any:
         if isinstance(item, TensorSpec):
             return dims.example(item.shape, item.dtype, item.device)
-        if _is_shape(item):
+        if is_shape(item):
             return dims.example(item, dtype, device)
         if isinstance(item, Mapping):
             return {name: example(value) for name, value in item.items()}
@@ -84,7 +91,7 @@ def example_arguments(
 
     if isinstance(signature, Mapping):
         return dims.call((), {str(name): example(item) for name, item in signature.items()})
-    if isinstance(signature, (TensorSpec, torch.Tensor)) or _is_shape(signature):
+    if isinstance(signature, (TensorSpec, torch.Tensor)) or is_shape(signature):
         return dims.call((example(signature),), {})
     if isinstance(signature, (list, tuple)):
         return dims.call(tuple(example(item) for item in signature), {})
@@ -134,12 +141,14 @@ class _Dims:
         return Example(args, kwargs, declared if dims else {}, dims)
 
 
-def example_calls(signature: Any, dtype: torch.dtype, device: torch.device) -> list[Example]:
+def example_calls(
+    signature: Any, dtype: torch.dtype, device: torch.device, *, shapes: bool = True
+) -> list[Example]:
     """Return calls from a signature given to ``warmup``: one for each class of sizes.
 
     Parameters and errors are those of `example_arguments`.
     """
-    make = partial(example_arguments, signature, dtype, device)
+    make = partial(example_arguments, signature, dtype, device, shapes=shapes)
     found = make()
     return [make(sizes) for sizes in sizes_of_classes(found.dims)] if found.dims else [found]
 

@@ -113,7 +113,7 @@ def export(
         if example is None:
             args, kwargs = exported_call(model) if is_exported(model) else _only_call(dispatcher)
         else:
-            args, kwargs = _call(dispatcher, example)
+            args, kwargs = _call(dispatcher, example, shapes=signature is not None)
         # Fresh zeros: examples are stored in the file, and must be distinct tensors.
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda tensor: TensorSpec.of(tensor).example(), (args, kwargs)
@@ -138,8 +138,8 @@ def _check_results(name: str, artifact: Artifact) -> None:
         )
 
 
-def _call(dispatcher: Dispatcher, signature: Any) -> tuple[Args, Kwargs]:
-    first, *_ = example_calls(dispatcher, signature)
+def _call(dispatcher: Dispatcher, signature: Any, *, shapes: bool) -> tuple[Args, Kwargs]:
+    first, *_ = example_calls(dispatcher, signature, shapes=shapes)
     if first.declared:
         raise SaveError(
             "an exported program is for one shape: give a number in place of each Dim in "

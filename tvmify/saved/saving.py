@@ -93,8 +93,9 @@ def save(
     is_open = is_exported(model) and has_symbols(model)
     subject = model if is_decorated(model) else tvmify(model, dynamic=is_open)
     dispatcher = saved_method(subject)
-    given = [*([] if example_inputs is None else [example_inputs]), *signatures]
-    calls = [call for signature in given for call in example_calls(dispatcher, signature)]
+    calls = [call for signature in signatures for call in example_calls(dispatcher, signature)]
+    if example_inputs is not None:
+        calls = [*example_calls(dispatcher, example_inputs, shapes=False), *calls]
     calls = calls or [Example(*call) for call in known_calls(model)]
     programs = compile_calls(dispatcher, calls, targets)
     write_saved(dispatcher, programs, Path(path), strict=strict, key=key)
