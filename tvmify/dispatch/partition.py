@@ -51,7 +51,8 @@ def by_parts(
         if parts is None:
             return Eager(facts, reason)
         bound = state.module.bind_parts(parts)
-        _check(parts, state.subject.call(*call), *call, differentiable=differentiable)
+        eager = state.subject.call(*call)
+        _check(parts, eager, *call, reason=reason, differentiable=differentiable)
     except NotCompiled as other:
         return Eager(facts, without_frames(other))
     return Partitioned(facts, parts, bound, specs, differentiable)
@@ -110,6 +111,7 @@ def _check(
     args: Args,
     kwargs: Kwargs,
     *,
+    reason: NotCompiled,
     differentiable: bool,
 ) -> None:
     """Refuse a call that would differ by parts from eager PyTorch.
@@ -122,7 +124,7 @@ def _check(
     if differentiable and parts.has_effects:
         raise GradientsNeeded(
             "weights require gradients, and forward may have side effects, which a backward must "
-            "not repeat",
+            f"not repeat, and it is not one program: {reason.reason}",
             "Call under torch.no_grad() or torch.inference_mode().",
         )
     if differentiable and parts.is_random:
