@@ -78,3 +78,9 @@ def test_unknown_architecture_raises(arch: object) -> None:
 def test_architectures(arch: str) -> None:
     option = {"kind": "cuda", "arch": arch}
     assert check(option) == option
+
+
+@pytest.mark.parametrize("mattr", ["+avx2", ["avx2"], [3], 3])
+def test_a_list_of_instruction_sets_is_expected(mattr: object) -> None:
+    with pytest.raises(OptionError, match=r"mattr is .*avx2.*\+fma"):
+        check({"kind": "llvm", "mattr": mattr})

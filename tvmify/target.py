@@ -119,7 +119,8 @@ def check(option: TargetOption) -> CheckedTarget:
     Raises
     ------
     OptionError
-        The kind is unknown (the message lists the known ones), or a GPU's ``arch`` is malformed.
+        The kind is unknown (the message lists the known ones), or ``mattr`` or a GPU's ``arch`` is
+        malformed.
     """
     if isinstance(option, Mapping):
         kind = option.get("kind")
@@ -132,6 +133,12 @@ def check(option: TargetOption) -> CheckedTarget:
         raise OptionError(
             f"unknown target {option!r}: choose one of {', '.join(map(repr, KINDS))}, a dict with "
             "one of these as 'kind', or leave it out to follow the device of the inputs"
+        )
+    features = checked.get("mattr", ()) if isinstance(checked, Mapping) else ()
+    if not isinstance(features, (list, tuple)) or not all(map(_is_feature, features)):
+        raise OptionError(
+            f"the target's mattr is {features!r}: expected a list of LLVM's names of instruction "
+            "sets, each after + or -, such as ['+avx2', '+fma']"
         )
     arch = checked.get("arch") if isinstance(checked, Mapping) and kind == "cuda" else None
     if arch is not None and not _ARCH.fullmatch(str(arch)):
@@ -182,6 +189,10 @@ def target_for(
             'GPU to build for: target={"kind": "cuda", "arch": "sm_90a"}.',
         )
     return Target(kind, _host_cpu(cpu_features) | given)
+
+
+def _is_feature(name: object) -> bool:
+    return isinstance(name, str) and name[:1] in ("+", "-")
 
 
 def arch_of(major: int, minor: int) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 
 import tvmify
 from tests.tolerances import assert_close_to_reference
+from tvmify.errors import UnsupportedTarget
 from tvmify.runtime import cpu_features
 
 _AVX2 = ["avx", "avx2", "f16c", "fma"]
@@ -79,3 +80,9 @@ def test_a_program_for_amx_leaves_products_of_bfloat16_to_a_library() -> None:
     with torch.inference_mode():
         assert_close_to_reference(fast(x), net, (x,))
     assert "by a library" in fast.explain()
+
+
+def test_an_unknown_attribute_is_named() -> None:
+    fast = tvmify.tvmify(nn.Linear(8, 4).eval(), target={"kind": "llvm", "foo": 1}, strict=True)
+    with pytest.raises(UnsupportedTarget, match=r"'foo'.*Correct the option target="):
+        fast(torch.randn(2, 8))

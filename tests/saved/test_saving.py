@@ -18,7 +18,7 @@ import tvmify
 from tests.models import minilm_folder
 from tests.processes import run_python
 from tests.saved.nets import Small, Unscriptable, close, image, saved
-from tvmify import SaveError, TvmifyWarning
+from tvmify import OptionError, SaveError, TvmifyWarning
 
 
 class Pair(NamedTuple):
@@ -392,3 +392,8 @@ def test_a_tuple_of_ints_among_example_inputs_is_a_value(tmp_path: Path) -> None
     assert torch.equal(loaded(x, (4, 6)), F.interpolate(x, size=(4, 6)) * 2)
     program = tvmify.export(Resize().eval(), example_inputs=(x, (4, 6)))
     assert torch.equal(program.module()(x, (4, 6)), F.interpolate(x, size=(4, 6)) * 2)
+
+
+def test_targets_are_a_list(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"targets is 'llvm': .* \['llvm'\]"):
+        tvmify.save(Small().eval(), tmp_path / "model.pt", example_inputs=image(), targets="llvm")

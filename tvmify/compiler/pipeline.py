@@ -39,7 +39,7 @@ from tvmify.compiler.passes.name_kernels import NameKernels
 from tvmify.compiler.passes.own_outputs import OwnOutputs
 from tvmify.compiler.passes.separate_items import SeparateItems
 from tvmify.compiler.passes.trust_arguments import TrustArguments
-from tvmify.errors import BuildError
+from tvmify.errors import BuildError, UnsupportedTarget, headline
 from tvmify.target import Target
 
 
@@ -89,8 +89,19 @@ def backend_of(target: tvm.target.Target) -> Backend:
 
 
 def tvm_target(target: Target) -> tvm.target.Target:
-    """Return TVM's object for a target."""
-    return tvm.target.Target({"kind": target.kind, **target.attributes})
+    """Return TVM's object for a target.
+
+    Raises
+    ------
+    UnsupportedTarget
+        TVM does not know one of its attributes.
+    """
+    try:
+        return tvm.target.Target({"kind": target.kind, **target.attributes})
+    except (TypeError, ValueError) as error:
+        raise UnsupportedTarget(
+            f"TVM refuses the target: {headline(error)}", "Correct the option target=."
+        ) from error
 
 
 def lower(

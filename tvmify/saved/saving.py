@@ -15,7 +15,7 @@ from tvmify.decorate.decorated import example_calls, is_decorated, saved_method
 from tvmify.decorate.decorator import is_exported, tvmify
 from tvmify.dispatch.dispatcher import Dispatcher
 from tvmify.dispatch.examples import Example
-from tvmify.errors import Divisible, NotCompiled, SaveError, TvmifyWarning
+from tvmify.errors import Divisible, NotCompiled, OptionError, SaveError, TvmifyWarning
 from tvmify.options import check_path
 from tvmify.runtime import write_archive
 from tvmify.saved.effects import refuse_effects
@@ -61,7 +61,8 @@ def save(
     targets
         What to build for, each like the option ``target``. None is the model's own target, by
         default this machine. A machine that can run several uses the first; of several for GPUs,
-        the one for the newest architecture.
+        the one for the newest architecture. A dict without ``mattr`` means the instruction sets of
+        this machine, whatever its ``mcpu`` is.
     strict
         After loading, raise an error for a call that no compiled code serves, instead of a
         warning and running the original. `load` can override it.
@@ -72,7 +73,7 @@ def save(
     Raises
     ------
     OptionError
-        ``path`` is not a path, or ``model`` is one.
+        ``path`` is not a path, ``model`` is one, or ``targets`` is not a list.
     SaveError
         No call is known (give ``example_inputs`` or ``signatures``); ``forward`` is not decorated
         (add it to ``methods=``); nothing could be compiled; the model has no TorchScript form, or
@@ -90,6 +91,8 @@ def save(
     >>> tvmify.save(net, "net.pt", signatures=[[(1, 64)], [(8, 64)]], key="secret")
     """
     check_path(path, "save(model, path)")
+    if not isinstance(targets, (list, tuple)):
+        raise OptionError(f"targets is {targets!r}: expected a list, such as [{targets!r}]")
     is_open = is_exported(model) and has_symbols(model)
     subject = model if is_decorated(model) else tvmify(model, dynamic=is_open)
     dispatcher = saved_method(subject)
