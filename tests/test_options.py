@@ -64,6 +64,7 @@ def test_unknown_target_names_the_valid_ones(target: object) -> None:
         ("strict", 1),
         ("cuda_graph", 1),
         ("cache", 7),
+        ("cache", ""),
         ("cache_size", 0),
         ("cache_size", True),
         ("progress", "yes"),

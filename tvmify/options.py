@@ -176,6 +176,7 @@ class CompileOptions:
             ("cuda_graph", isinstance(self.cuda_graph, bool), "True or False"),
             ("strict", isinstance(self.strict, bool), "True or False"),
             ("cache", isinstance(self.cache, (bool, str, os.PathLike)), "a bool, a path or a URL"),
+            ("cache", self.cache != "", "the path of a directory"),
             ("cache", not _HALF_A_URL.match(path), "a path, or a URL as a string with '://'"),
             ("cache_size", type(self.cache_size) is int and self.cache_size > 0, "an int above 0"),
             ("progress", self.progress in (None, True, False), "a bool or None"),

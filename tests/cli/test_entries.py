@@ -156,3 +156,14 @@ def test_nothing_to_explain(tmp_path: Path) -> None:
     document = json.loads(run("explain-miss", "--json", "--cache", tmp_path).output)
     assert document == {"entry": key.digest, "nearest": None, "differences": []}
     assert run("explain-miss", broken.digest, "--cache", tmp_path).exit_code == 1
+
+
+def test_a_directory_may_be_relative_or_below_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path / "cache")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for directory in ("~/cache", "cache"):
+        result = run("list", "--cache", directory)
+        assert result.stdout.startswith(f"{tmp_path / 'cache'}: 1 entries")

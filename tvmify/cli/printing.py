@@ -28,10 +28,16 @@ FAILED, USAGE = 1, 2
 #: Digits of a digest in a listing; commands accept any unambiguous number of digits.
 SHOWN_DIGITS = 12
 
+
+def _expanded(directory: Path | None) -> Path | None:
+    return directory and variables.expanded(directory)
+
+
 CacheDirectory = Annotated[
     Path | None,
     typer.Option(
         "--cache",
+        callback=_expanded,
         help="The cache directory; by default, the one that tvmify uses.",
         show_default=False,
     ),

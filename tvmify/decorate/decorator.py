@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import reprlib
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterable
@@ -173,8 +174,8 @@ def _decorate(subject: Any, methods: tuple[str, ...], compile_options: CompileOp
         return TvmifiedFunction(subject, compile_options)
     refuse_path(subject)
     raise TypeError(
-        f"cannot decorate {subject!r}: expected a torch.nn.Module class or instance, a TorchScript "
-        "module, or a function"
+        f"cannot decorate {reprlib.repr(subject)}: expected a torch.nn.Module class or instance, "
+        "a TorchScript module, or a function"
     )
 
 

@@ -101,7 +101,8 @@ def _checked(file: BinaryIO, key: Any) -> dict[str, Any]:
         raise ArchiveError(f"its records claim to expand to more than {_MOST_EXPANDED} bytes")
     if root + _MANIFEST not in records:
         raise ArchiveError(
-            "it has no manifest of tvmify. If torch.jit.save wrote it, torch.jit.load reads it"
+            "it has no manifest of tvmify. If torch.jit.save wrote it, torch.jit.load reads it; "
+            "torch.export.load reads .pt2 files"
         )
     manifest = _read(file, records[root + _MANIFEST], _LONGEST_MANIFEST)
     if key is not None:
