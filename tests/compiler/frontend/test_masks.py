@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 
 from tests.compiler.programs import Program, check, check_each, compiled, executed, is_fused
 from tests.pairs import pairs
 from tests.tolerances import assert_close_to_reference
+from tvmify import tvmify
 from tvmify.compiler.frontend import masks
 from tvmify.compiler.frontend.decompositions import decompose
 from tvmify.torch_compat.silence import silenced
@@ -263,3 +264,17 @@ def test_bool_mask_may_select_hidden_positions():
     program, node = computed(lambda x: ~compared(x, x), torch.ones(6, 6))
     assert masks.is_causal(program, node, 6, 6, hides=True)
     assert not masks.is_causal(program, node, 6, 6)
+
+
+def test_a_mask_may_depend_on_the_size_of_another_tensor():
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, past: torch.Tensor) -> Any:
+        query, key = places(q, k)
+        return attention(q, k, v, key <= query + torch.sym_max(0, past.shape[0] - 2))
+
+    sizes = {"q": None, "k": None, "v": None, "past": {0: Dim("n", max=9)}}
+    fast = tvmify(attend, dynamic_shapes=sizes, cache=False, compare=False, strict=True)
+    q, k, v = operands(6)
+    for length in (2, 4, 9):
+        past = torch.zeros(length)
+        torch.testing.assert_close(fast(q, k, v, past), attend(q, k, v, past))
+    assert fast.cache_info().builds == 1

@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+from tvm.ir import Expr
 
 from tvmify.compiler.frontend.constants import constant_of, is_pure
 from tvmify.torch_compat.symbols import identities_of
@@ -120,6 +122,10 @@ def _rows(program: ExportedProgram, mask: fx.Node, first: int, end: int) -> torc
             return constant[..., first:end, :] if has_rows else constant
         if not is_pure(node) or any(known(source) is None for source in node.all_input_nodes):
             return None
+        if any(
+            isinstance(leaf, Expr) for leaf in pytree.arg_tree_leaves(*node.args, **node.kwargs)
+        ):
+            return None  # a size, or a number, that differs from call to call
         if has_rows:
             size[-2] = end - first
         arguments, keywords = fx.node.map_arg((node.args, node.kwargs), known)
