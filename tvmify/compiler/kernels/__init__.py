@@ -16,7 +16,7 @@ from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.short_tiles import split_short_tiles
 from tvmify.compiler.kernels.common.tails import split_tails
 from tvmify.compiler.kernels.common.whole_tiles import whole_tiles
-from tvmify.compiler.kernels.conv import depthwise, expanded_depthwise, pooling, transposed
+from tvmify.compiler.kernels.conv import depthwise, expanded_depthwise, pooling, transposed, volumes
 from tvmify.compiler.kernels.conv import rule as conv2d
 from tvmify.compiler.kernels.conv.winograd import any_size_rules
 from tvmify.compiler.kernels.conv.winograd import rule as winograd_loops
@@ -44,6 +44,7 @@ LEGALIZE: dict[str, Callable[[BlockBuilder, Call], Expr]] = {
     "relax.nn.conv2d_transpose": transposed.legalize,
     "relax.nn.layer_norm": layer_norm.legalize,
     "relax.nn.max_pool2d": pooling.legalize_max,
+    "relax.nn.max_pool3d": volumes.legalize,
     "relax.nn.avg_pool2d": pooling.legalize_average,
     "relax.reshape": reshape.legalize,
     "relax.strided_slice": slices.legalize,
@@ -73,6 +74,7 @@ _RULES: tuple[Rule, ...] = (
     dots.DotProducts(),
     matmul.Matmul(),
     pooling.Pooling(),
+    volumes.VolumeMaximum(),
     reduction.Reduction(),
     reduction.ColumnReduction(),
     Elementwise(),

@@ -172,6 +172,9 @@ EXAMPLES = {
     ),
     "matmul": Example(lambda size: (nn.Linear(24, size), (torch.randn(5, 24),)), least=2),
     "pooling": Example(_pooled, tile=8),
+    "volume maximum": Example(
+        lambda size: (nn.MaxPool3d(2, 1, 1), (torch.randn(1, 3, 2, 2, size),))
+    ),
     "reduction": Example(lambda size: _of(lambda x: torch.softmax(x, -1), 5, size), least=2),
     "column reduction": Example(lambda size: _of(lambda x: x.sum(0), 9, size)),
     "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
