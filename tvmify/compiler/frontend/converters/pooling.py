@@ -18,7 +18,7 @@ from tvmify.compiler.frontend.converters import resizing
 from tvmify.compiler.frontend.converters.indexing import reading
 from tvmify.compiler.frontend.converters.reduction import accumulator
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of, per_axis
-from tvmify.compiler.sizes import hint, is_static, sizes_of
+from tvmify.compiler.sizes import hint, is_one, is_static, sizes_of
 from tvmify.errors import UnsupportedOperator
 
 if TYPE_CHECKING:
@@ -62,6 +62,44 @@ def max_pool(importer: Importer, node: fx.Node, *, rank: int) -> tuple[relax.Exp
     if len(shape) == rank + 1:
         result = importer.emit(relax.op.squeeze(result, [0]))
     return result, None
+
+
+@converts("adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def adaptive_max_pool(importer: Importer, node: fx.Node) -> tuple[relax.Expr, None]:
+    """The maximum of each window, along one axis after the other, but not its index."""
+    shape, out = importer.shape(node.args[0]), importer.sizes(node.meta["val"][0])
+    axes = list(range(len(shape) - len(node.args[1]), len(shape)))  # type: ignore[arg-type]
+    if not node.meta["val"][0].dtype.is_floating_point:
+        raise UnsupportedOperator([str(node.target)], "eager raises an error for integers")
+    x = importer.tensor(node.args[0], accumulator(node.meta["val"][0].dtype))
+    if all(is_one(out[axis]) for axis in axes):
+        return importer.emit(relax.op.max(x, axes, True)), None
+    if not is_static(*(sizes[axis] for sizes in (shape, out) for axis in axes)):
+        raise UnsupportedOperator([str(node.target)], "a size that it pools is symbolic")
+    for axis in axes:
+        windows = importer.emit_te(_windows, x, axis, out[axis])
+        x = importer.emit(relax.op.max(windows, [axis + 1]))
+    return x, None
+
+
+def _windows(x: te.Tensor, axis: int, count: int) -> te.Tensor:
+    """Divide an axis into windows ``[count, length]``, as adaptive pooling does; they may overlap,
+    and a shorter one repeats its last element.
+    """
+    shape = sizes_of(x.shape)
+    extent = int(shape[axis])
+
+    def ends(window: Any) -> tuple[Any, Any]:
+        return window * extent // count, ((window + 1) * extent - 1) // count
+
+    length = max(last - first + 1 for first, last in map(ends, range(count)))
+
+    def element(*indices: Any) -> Any:
+        first, last = ends(indices[axis])
+        at = tirx.min(first + indices[axis + 1], last)
+        return x(*indices[:axis], at, *indices[axis + 2 :])
+
+    return te.compute([*shape[:axis], count, length, *shape[axis + 1 :]], element, name="windows")
 
 
 @converts("avg_pool2d.default", rank=2)
