@@ -37,7 +37,6 @@ EVERYWHERE = {"unet", "minilm_16", "whisper_tiny", "lstm", "mlp_64", "dlrm"}
 OTHERS = [machine for machine in (AVX512, AVX2, NEON) if machine is not NATIVE]
 #: The bridged operators.
 BRIDGED = {
-    "adaptive_max_pool2d",
     "embedding_bag",
     "embedding_bag_offsets",
     "inverse_fourier",
