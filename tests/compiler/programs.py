@@ -16,6 +16,7 @@ from tvmify.compiler import compile
 from tvmify.compiler.environment import prepare_tvm
 from tvmify.runtime import Executor, PackedWeights, cpu_features, flatten
 from tvmify.target import Target, target_for
+from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 
 if TYPE_CHECKING:
     from tvm import IRModule
@@ -44,7 +45,7 @@ def as_module(program: Callable[..., Any]) -> nn.Module:
 
 def compiled(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
     """Compile a module, or a function, for these arguments."""
-    with torch.no_grad():
+    with torch.no_grad(), recurrent_shapes():
         exported = torch.export.export(as_module(program), args, kwargs, strict=False)
     return compile(exported, target())
 
@@ -60,7 +61,7 @@ def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[s
     from tvmify.compiler.frontend.importer import import_program
 
     machine = pipeline.tvm_target(target())
-    with torch.no_grad(), warnings.catch_warnings(), machine:
+    with torch.no_grad(), recurrent_shapes(), warnings.catch_warnings(), machine:
         warnings.simplefilter("ignore")  # deprecations inside torch
         exported = torch.export.export(as_module(program), args, strict=False)
         imported = import_program(decompose(exported))

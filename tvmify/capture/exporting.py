@@ -58,7 +58,7 @@ from tvmify.torch_compat.sizes_in_tensors import SizesInTensors
 from tvmify.torch_compat.symbols import SYMBOLS, python_numbers
 from tvmify.torch_compat.tracing import fake_modes, forget_tensors, tracing
 
-fake_kernels.add_missing()
+fake_kernels.complete()
 operator_names.avoid_keywords()
 node_annotations.keep_apart()
 

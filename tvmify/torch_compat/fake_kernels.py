@@ -1,16 +1,23 @@
-"""Shapes of operators that PyTorch cannot record without a kernel that computes them."""
+"""Shapes of operators that some versions of PyTorch cannot record, or record for too few sizes."""
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+import torch._meta_registrations
 
 _ENCODER_LAYER = "aten::_transformer_encoder_layer_fwd"
 
 
-def add_missing() -> None:
-    """Add the fast path of ``nn.TransformerEncoderLayer``, which PyTorch 2.11 lacks."""
+def complete() -> None:
+    """Do what later versions than PyTorch 2.11 do.
+
+    It lacks the fast path of ``nn.TransformerEncoderLayer``, and its pools check whether sizes are
+    even, although Python's division needs no correction for that.
+    """
+    torch._meta_registrations.div_rtn = operator.floordiv
     if not torch._C._dispatch_has_kernel_for_dispatch_key(_ENCODER_LAYER, "Meta"):
         torch.library.register_fake(_ENCODER_LAYER, _same_shape)
 
