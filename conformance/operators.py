@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,14 @@ from tvmify import tvmify
 from tvmify.decorate.decorated import dispatcher_of
 from tvmify.dispatch.outcome import Compiled
 
-DTYPES = {"float32": torch.float32, "int64": torch.int64}
+DTYPES = {
+    name: getattr(torch, name)
+    for name in """
+    float32 int64 float64 float16 bfloat16 complex64 complex128 int32 int16 int8 uint8 bool
+    """.split()
+}
+#: The dtypes of docs/coverage.md.
+DEFAULT_DTYPES = ("float32", "int64")
 COMPILED, BRIDGED, EAGER, WRONG, CRASHED = "compiled", "bridged", "eager", "wrong", "crashed"
 OUTCOMES = (COMPILED, BRIDGED, EAGER, WRONG, CRASHED)
 #: Operators that return uninitialized memory: only shape and dtype can be compared.
@@ -34,7 +41,14 @@ UNDEFINED = frozenset(
     """.split()
 )
 #: The tolerances of `torch.testing.assert_close`: relative, absolute.
-_TOLERANCES = {torch.float32: (1.3e-6, 1e-5), torch.float64: (1e-7, 1e-7)}
+_TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
 _TENSOR = object()
 
 
@@ -132,7 +146,7 @@ class Operator:
             for call in ("", "in the second call, "):  # the second one uses the memory cache
                 actual = _outcome(compiled, tensors)
                 difference = self.difference(actual, expected)
-                if difference and not _is_rounding(actual, expected, module, tensors):
+                if difference and not is_rounding(actual, expected, module, tensors):
                     return Result(WRONG, reason=call + difference)
         return where_it_ran(compiled)
 
@@ -178,26 +192,30 @@ class Operator:
         return relative, absolute
 
 
-def operators(only: frozenset[str] = frozenset()) -> list[Operator]:
-    """Return all operators, once for each supported dtype, in the order of ``op_db``.
+def operators(
+    only: frozenset[str] = frozenset(), dtypes: Collection[str] = DEFAULT_DTYPES
+) -> list[Operator]:
+    """Return all operators, once for each dtype that they support, in the order of ``op_db``.
 
     Parameters
     ----------
     only
         Names, with or without the variant (``linalg.norm.subgradients_at_zero``); empty for all.
+    dtypes
+        Names from `DTYPES`.
     """
     return [
         Operator(info, name)
         for info in op_db
-        for name, dtype in DTYPES.items()
-        if dtype in info.supported_dtypes("cpu")
+        for name in dtypes
+        if DTYPES[name] in info.supported_dtypes("cpu")
         and (not only or not only.isdisjoint({info.name, info.full_name}))
     ]
 
 
 def run_case(case: Case) -> Result:
     """Find a case and run it."""
-    for operator in operators(frozenset({case.operator})):
+    for operator in operators(frozenset({case.operator}), (case.dtype,)):
         for found, arguments in operator.samples():
             if found == case:
                 return operator.run(arguments)
@@ -226,17 +244,14 @@ def _outcome(module: nn.Module, tensors: list[torch.Tensor]) -> Any:
     return result, tensors
 
 
-def _is_rounding(
-    actual: Any, expected: Any, module: nn.Module, tensors: list[torch.Tensor]
-) -> bool:
+def is_rounding(actual: Any, expected: Any, module: nn.Module, tensors: list[torch.Tensor]) -> bool:
     """Whether a result that differs from eager's is as close to float64's as eager's is.
 
     Sums in another order can differ so, if the terms are large and the sum is small.
     """
-    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
-    exact = _outcome(module, wide)
+    exact = _outcome(module, [tensor.to(_wide(tensor.dtype)) for tensor in tensors])
     if any(isinstance(outcome, Exception) for outcome in (actual, expected, exact)) or any(
-        isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.dtype != torch.float64
+        isinstance(leaf, torch.Tensor) and leaf.dtype != _wide(leaf.dtype)
         for leaf in pytree.tree_leaves(exact)
     ):
         return False  # no better reference than eager's
@@ -245,6 +260,12 @@ def _is_rounding(
     except Different:
         return False
     return True
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
 
 
 def _brief(outcome: Any) -> str:

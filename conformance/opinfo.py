@@ -1,11 +1,13 @@
 """PyTorch's operator database through the decorator.
 
     python -m conformance.opinfo run [--shards 64] [--jobs 2] [--samples 0] [--only add,mul]
+                                   [--dtypes float32,int64]
     python -m conformance.opinfo report
 
-Each float32 and int64 sample on the CPU has to agree with eager PyTorch, or raise the same error.
-An interrupted run continues where it stopped. `run --again` repeats what deviated or crashed, or
-with `--only` all samples of those operators. The report goes into docs/coverage.md.
+Each sample on the CPU has to agree with eager PyTorch, or raise the same error. An interrupted run
+continues where it stopped. `run --again` repeats what deviated or crashed, or with `--only` all
+samples of those operators. The report goes into docs/coverage.md, which is about float32 and int64:
+give other dtypes a `--folder` of their own.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from conformance import records, shards
-from conformance.operators import CRASHED, WRONG, Case, Result
+from conformance.operators import CRASHED, DEFAULT_DTYPES, DTYPES, WRONG, Case, Result
 from conformance.opinfo_report import show, write
 
 FOLDER = Path(__file__).parents[1] / "build" / "opinfo"
@@ -37,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         given.samples,
         frozenset(given.only.split(",")) - {""},
         given.limit,
+        given.dtypes,
     )
     if given.action == "work":
         shards.work(plan, given.shard, _say)
@@ -51,12 +54,20 @@ def main(arguments: list[str] | None = None) -> None:
     options = [
         f"--{name}={getattr(given, name)}" for name in ("folder", "shards", "samples", "only")
     ]
+    options.append(f"--dtypes={','.join(given.dtypes)}")
     shards.run(plan, given.jobs, shards.this_module(["work", *options]), _say)
 
 
 def _say(case: Case, result: Result) -> None:
     if result.outcome in (WRONG, CRASHED):
         _CONSOLE.print(f"{case}: {result.outcome}: {result.reason}", markup=False, highlight=False)
+
+
+def _dtypes(names: str) -> tuple[str, ...]:
+    given = tuple(names.split(","))
+    if unknown := ", ".join(set(given) - DTYPES.keys()):
+        raise argparse.ArgumentTypeError(f"unknown: {unknown}; known: {', '.join(DTYPES)}")
+    return given
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         action.add_argument("--shards", type=int, default=64)
         action.add_argument("--samples", type=int, default=0, help="samples per operator (0: all)")
         action.add_argument("--only", default="", help="names of operators, separated by commas")
+        action.add_argument(
+            "--dtypes",
+            type=_dtypes,
+            default=DEFAULT_DTYPES,
+            help=f"of {', '.join(DTYPES)}, separated by commas",
+        )
         action.add_argument("--limit", type=float, default=180, help="seconds for one case")
     run.add_argument("--jobs", type=int, default=2, help="processes at a time")
     run.add_argument("--again", action="store_true", help="repeat deviations, or all of --only")

@@ -57,8 +57,10 @@ def write(found: Found) -> None:
 def totals(found: Found) -> list[list[str]]:
     """Return the rows of the table of outcomes, the header first."""
     rows = [["", "operators", "samples", *OUTCOMES]]
-    for dtype in (*DTYPES, "both"):
-        cases = [case for case in found if dtype in (case.dtype, "both")]
+    dtypes = [dtype for dtype in DTYPES if any(case.dtype == dtype for case in found)]
+    total = "both" if len(dtypes) == 2 else "all"
+    for dtype in (*dtypes, total):
+        cases = [case for case in found if dtype in (case.dtype, total)]
         counts = Counter(found[case].outcome for case in cases)
         names = {(case.operator, case.variant) for case in cases}
         shares = [f"{counts[o]:,} ({counts[o] / max(len(cases), 1):.1%})" for o in OUTCOMES]

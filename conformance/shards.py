@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from conformance import records
-from conformance.operators import CRASHED, Case, Result, operators
+from conformance.operators import CRASHED, DEFAULT_DTYPES, Case, Result, operators
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Plan:
         Names of operators; empty for all.
     limit
         Seconds for one case, after which its process counts as hanging.
+    dtypes
+        Names of dtypes.
     """
 
     folder: Path
@@ -41,6 +43,7 @@ class Plan:
     samples: int
     only: frozenset[str]
     limit: float
+    dtypes: tuple[str, ...] = DEFAULT_DTYPES
 
     def results(self, shard: int) -> Path:
         """Return the file to which a shard appends its results."""
@@ -55,7 +58,7 @@ def work(plan: Plan, shard: int, say: Callable[[Case, Result], object]) -> None:
     """Run, in this process, the cases of a shard that have no result yet."""
     torch.set_num_threads(1)  # as many shards as cores run at once
     done = records.read(plan.folder)
-    for operator in operators(plan.only)[shard :: plan.shards]:
+    for operator in operators(plan.only, plan.dtypes)[shard :: plan.shards]:
         for number, (case, arguments) in enumerate(operator.samples()):
             if plan.samples and number >= plan.samples:
                 break

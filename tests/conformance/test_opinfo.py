@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from conformance import records
-from conformance.operators import COMPILED, CRASHED, EAGER, OUTCOMES, WRONG, Case, Result, operators
+from conformance.operators import (
+    COMPILED,
+    CRASHED,
+    EAGER,
+    OUTCOMES,
+    WRONG,
+    Applied,
+    Case,
+    Result,
+    is_rounding,
+    operators,
+)
+from conformance.opinfo import main
 from conformance.opinfo_report import deviations, eager_reasons, totals
 from conformance.shards import Plan, run, this_module, work
 
@@ -34,7 +46,7 @@ def test_former_failures_match_eager() -> None:
     names = frozenset(case.operator for case in cases)
     found = {
         case: operator.run(arguments)
-        for operator in operators(names)
+        for operator in operators(names, {case.dtype for case in cases})
         for case, arguments in operator.samples()
         if case in cases
     }
@@ -68,6 +80,24 @@ def test_nan_equals_nan_and_empty_has_no_values() -> None:
     assert clone.difference(torch.ones(2), nan) != ""
     assert empty.difference(torch.ones(2), nan) == ""
     assert empty.difference(torch.ones(3), nan) != ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+def test_rounding_is_told_from_a_wrong_result(dtype: torch.dtype) -> None:
+    arguments = [torch.tensor([0.3], dtype=dtype), torch.tensor([4.0], dtype=dtype)]
+    module = Applied(lambda x, y: (x + y) - y, (arguments, {}))
+    exact, rounded = arguments[0].clone(), module(*arguments)
+    assert not rounded.equal(exact)
+    assert is_rounding((exact, arguments), (rounded, arguments), module, arguments)
+    assert not is_rounding((2 * exact, arguments), (rounded, arguments), module, arguments)
+
+
+def test_other_dtypes_run_when_they_are_asked_for(tmp_path: Path) -> None:
+    folder = ["--folder", str(tmp_path), "--shards", "1", "--jobs", "1", "--samples", "1"]
+    main(["run", *folder, "--only", "sgn", "--dtypes", "bool,bfloat16"])
+    assert {case.dtype for case in records.read(tmp_path)} == {"bool", "bfloat16"}
+    with pytest.raises(SystemExit):
+        main(["run", *folder, "--dtypes", "float33"])
 
 
 def test_second_run_resumes(tmp_path: Path) -> None:
