@@ -41,7 +41,7 @@ from tvmify.compiler.messages import first_line
 from tvmify.compiler.sizes import same_shape
 from tvmify.errors import NotCompiled, UnsupportedOperator
 from tvmify.system import variables
-from tvmify.torch_compat.dtypes import dtype_name
+from tvmify.torch_compat.dtypes import dtype_name, wrapped
 
 _LOG = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Importer(ExportedProgramImporter):
     def number(self, value: Any, dtype: str) -> relax.Expr:
         """Return a number, or one that is computed from sizes, as a tensor without axes."""
         if not isinstance(value, tvm.ir.Expr):
-            return relax.const(value, dtype)
+            return relax.const(wrapped(value, getattr(torch, dtype)), dtype)
 
         def size(value: tvm.ir.Expr) -> te.Tensor:  # an argument, as functions have own symbols
             return te.compute((), lambda: value.astype(dtype), name="size")

@@ -44,6 +44,17 @@ def test_views_and_slices():
     )
 
 
+def test_booleans_that_are_added_stay_true():
+    check_each(
+        {
+            "accumulate": lambda x, at: x.index_put((at,), x.flip(0), accumulate=True),
+            "scatter_add": lambda x, at: x.scatter_add(0, at, ~x),
+        },
+        torch.tensor([True, False, True, False]),
+        torch.tensor([0, 0, 1, 3]),
+    )
+
+
 def test_elements_of_a_copied_vector_are_written():
     def written(x: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         return x.index_put((at,), new) * x

@@ -120,6 +120,35 @@ def test_thresholds_of_integers():
         assert torch.equal(executed(compiled(function, x), function, x), function(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_numbers_that_an_integer_type_lacks_wrap_around(dtype: torch.dtype):
+    x = torch.tensor([[0, 1, 44, 100], [3, 255, 7, 128]]).to(dtype)
+    check_each(
+        {
+            "comparisons": lambda x: torch.stack([x > -1, x < 300, x == 256, x != -1, x >= 2**40]),
+            "sums": lambda x: x + 300,
+            "fill": lambda x: torch.full_like(x, -1),
+            "factor": lambda x: torch.add(x, x, alpha=-3),
+            "product": lambda x: torch.addmm(x, x[:, :2], x, alpha=-1, beta=-2),
+            "scatter": lambda x: x.scatter(0, torch.tensor([[1, 0]]), -1),
+            "constants": lambda x: torch.maximum(x, torch.tensor(-300)),
+            "cast": lambda x: x.long() - torch.tensor(300).to(x.dtype),
+        },
+        x,
+    )
+
+
+def test_factors_and_numbers_of_booleans_count_as_true():
+    x = torch.tensor([True, False, True])
+    check_each(
+        {
+            "factor": lambda x: torch.add(x, x.flip(0), alpha=-1),
+            "pad": lambda x: F.pad(x, (1, 2), value=-1),
+        },
+        x,
+    )
+
+
 def test_bounds_keep_nan():
     check_each(
         {

@@ -12,12 +12,12 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as PROMOTION
 from tvm import relax, te, tirx
 
 from tvmify.compiler.aten.operators import base_name
-from tvmify.compiler.frontend.converters.promotion import promoted, wrapped
+from tvmify.compiler.frontend.converters.promotion import promoted
 from tvmify.compiler.frontend.converters.registry import converts, dtype_of
 from tvmify.compiler.frontend.dtypes import DTYPES
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.errors import UnsupportedOperator
-from tvmify.torch_compat.dtypes import dtype_name
+from tvmify.torch_compat.dtypes import dtype_name, wrapped
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -44,7 +44,7 @@ def logic(importer: Importer, node: fx.Node) -> relax.Expr:
     on_integers, on_booleans = LOGIC[base_name(node)]
     dtype = node.meta["val"].dtype
     function = on_booleans if dtype is torch.bool else on_integers
-    return function(*(importer.tensor(wrapped(value, dtype), dtype) for value in node.args))
+    return function(*(importer.tensor(value, dtype) for value in node.args))
 
 
 @converts(*SHIFTS)

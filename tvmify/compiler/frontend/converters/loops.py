@@ -88,7 +88,10 @@ def write_runs(
             with T.grid(count, inner) as (i, j):
                 place = [places[i], j]
                 value = values[i, j]
-                T.buffer_store(result, result[tuple(place)] + value if add else value, place)
+                if add:
+                    before = result[tuple(place)]
+                    value = tirx.any(before, value) if dtype == "bool" else before + value
+                T.buffer_store(result, value, place)
     return builder.get()  # type: ignore[return-value]
 
 

@@ -46,13 +46,11 @@ def add_product(importer: Importer, node: fx.Node) -> relax.Expr:
     beta, alpha = importer.argument(node, "beta"), importer.argument(node, "alpha")
     product = importer.emit(relax.op.matmul(x, y))
     if alpha != 1:
-        product = importer.emit(relax.op.multiply(product, _number(alpha, product)))
+        product = importer.emit(
+            relax.op.multiply(product, importer.number(alpha, dtype_of(product)))
+        )
     if beta == 0:
         return relax.op.broadcast_to(product, list(importer.shape(node)))
     if beta != 1:
-        addend = importer.emit(relax.op.multiply(addend, _number(beta, addend)))
+        addend = importer.emit(relax.op.multiply(addend, importer.number(beta, dtype_of(addend))))
     return relax.op.add(product, addend)
-
-
-def _number(value: float, like: relax.Expr) -> relax.Expr:
-    return relax.const(value, dtype_of(like))

@@ -23,6 +23,7 @@ from tvmify.compiler.kernels.elementwise import scalar
 from tvmify.compiler.kernels.elementwise.scalar import elementwise
 from tvmify.compiler.sizes import bounds, is_static
 from tvmify.errors import UnsupportedOperator
+from tvmify.torch_compat.dtypes import wrapped
 
 if TYPE_CHECKING:
     from tvmify.compiler.frontend.importer import Importer
@@ -148,9 +149,9 @@ for _name, _function in LOGICAL.items():
 @converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
-    alpha = importer.argument(node, "alpha")
+    alpha = wrapped(importer.argument(node, "alpha"), node.meta["val"].dtype)
     if alpha != 1:
-        y = importer.emit(relax.op.multiply(y, relax.const(alpha, dtype_of(y))))
+        y = importer.emit(relax.op.multiply(y, importer.number(alpha, dtype_of(y))))
     return (relax.op.add if base_name(node) == "add" else relax.op.subtract)(x, y)
 
 

@@ -41,21 +41,12 @@ def promoted(
         compute = torch.int8  # LLVM has no arithmetic on bools; 8 bits hold torch's results
     _, common = elementwise_dtypes(*metas, type_promotion_kind=PROMOTION.DEFAULT)
     is_half = common in (torch.bfloat16, torch.float16)
-    if kind is not PROMOTION.ALWAYS_BOOL:  # a comparison with such a number raises in eager
-        arguments = tuple(wrapped(argument, compute) for argument in arguments)
     return [
         _rounded(importer, argument, common, compute)
         if is_half and index not in exact
         else importer.tensor(argument, compute)
         for index, argument in enumerate(arguments)
     ]
-
-
-def wrapped(argument: Value, compute: torch.dtype) -> Value:
-    """Return the integer that a number outside of an integer type's range becomes."""
-    is_number = type(argument) is int
-    whole = is_number and not (compute.is_floating_point or compute.is_complex)
-    return int(torch.tensor(argument).to(compute)) if whole else argument
 
 
 def _rounded(

@@ -6,6 +6,7 @@ import operator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 from tvm import relax, te, tirx
 from tvm.ir import Expr
@@ -129,7 +130,7 @@ def fill(importer: Importer, node: fx.Node, *, value: Any) -> relax.Expr:
         raise UnsupportedOperator([str(node.target)], "its fill value is computed")
     if isinstance(value, Expr):
         return relax.op.broadcast_to(importer.number(value, dtype), list(importer.shape(node)))
-    return relax.op.full(list(importer.shape(node)), relax.const(value, dtype), dtype)
+    return relax.op.full(list(importer.shape(node)), importer.number(value, dtype), dtype)
 
 
 @converts("repeat.default")
@@ -150,6 +151,8 @@ def pad(importer: Importer, node: fx.Node) -> relax.Expr:
     """Padding by a constant; a negative width crops."""
     widths: list[Any] = list(node.args[1])  # type: ignore[arg-type]
     value = importer.argument(node, "value")
+    if node.meta["val"].dtype is torch.bool:
+        value = bool(value)
     out = importer.shape(node)
     kept = [0] * (len(out) - len(widths) // 2)
     before, after = kept + widths[-2::-2], kept + widths[::-2]
