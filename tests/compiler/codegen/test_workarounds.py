@@ -78,3 +78,7 @@ def test_buckets_of_distances_of_any_length():
 def test_borders_in_bfloat16(columns: int, value: float):
     x = torch.randn(3, columns).bfloat16()
     check(lambda x: F.pad(x, [2, 3], value=value), x)
+
+
+def test_a_bfloat16_number_without_axes_is_repeated():
+    check(lambda x: (x.repeat_interleave(2), x.expand(3, 40).clone()), torch.tensor(1.7).bfloat16())

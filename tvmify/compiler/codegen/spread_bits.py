@@ -26,8 +26,8 @@ class SpreadBits:
 
 def _spread(node: tirx.Broadcast) -> Expr:
     number, dtype = node.value, str(node.ty.dtype)
-    if not dtype.startswith("bfloat16") or not isinstance(number, Call):
+    if not dtype.startswith("bfloat16"):
         return node
-    if number.op != _REINTERPRET:
-        return node
-    return tirx.reinterpret(dtype, tirx.Broadcast(number.args[0], node.lanes))
+    is_bits = isinstance(number, Call) and number.op == _REINTERPRET
+    bits = number.args[0] if is_bits else tirx.reinterpret("uint16", number)
+    return tirx.reinterpret(dtype, tirx.Broadcast(bits, node.lanes))
