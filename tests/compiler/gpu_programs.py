@@ -19,6 +19,7 @@ from tvmify.compiler import Tuning, compile
 from tvmify.compiler.cuda import nvcc
 from tvmify.runtime import cpu_features
 from tvmify.target import Target, target_for
+from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
 
 needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
@@ -62,7 +63,7 @@ def gpu(arch: str = "sm_80") -> Target:
 
 
 def exported(program: Callable[..., Any], *args: Any) -> torch.export.ExportedProgram:
-    with torch.no_grad():
+    with torch.no_grad(), recurrent_shapes():
         return torch.export.export(as_module(program), args, strict=False)
 
 

@@ -21,7 +21,7 @@ from conformance.trial import SIZES, WAYS, Trial, attempt
 
 # Others, such as BERT, GPT-2 and Llama, have their own tests.
 @pytest.mark.filterwarnings("ignore")  # raised by transformers
-@pytest.mark.parametrize("name", ["t5", "wav2vec2"])
+@pytest.mark.parametrize("name", ["t5", "swin"])
 def test_architecture(name: str) -> None:
     pytest.importorskip("transformers")
     trial = attempt(name, ARCHITECTURES[name], SIZES[:2])

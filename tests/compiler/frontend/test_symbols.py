@@ -144,6 +144,9 @@ def test_untranslatable_expression_is_refused() -> None:
         imported(Rounded(), X, axes={0: (None, "s", None)})
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="PyTorch 2.11 does not record such checks"
+)
 def test_numbers_that_only_checks_read_need_no_translation() -> None:
     class Checked(nn.Module):
         def forward(self, x: torch.Tensor, **kwargs: object) -> torch.Tensor:

@@ -24,6 +24,7 @@ from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.pipeline import tvm_target
+from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 
 
 class Stopwatch:
@@ -58,7 +59,7 @@ def tuned(
     **options,
 ) -> Artifact:
     args = args or (torch.randn(24, 96),)
-    with torch.no_grad():
+    with torch.no_grad(), recurrent_shapes():
         exported = torch.export.export(module, args, strict=False)
         tuning = Tuning(stopwatch, database, **options)
         artifact = compile(exported, target(), tuning=tuning)

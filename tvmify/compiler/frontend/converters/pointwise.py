@@ -149,10 +149,12 @@ for _name, _function in LOGICAL.items():
 @converts("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 def add(importer: Importer, node: fx.Node) -> relax.Expr:
     x, y = promoted(importer, node.args[:2], PROMOTION.DEFAULT)
+    is_sum = base_name(node) == "add"
     alpha = wrapped(importer.argument(node, "alpha"), node.meta["val"].dtype)
-    if alpha != 1:
-        y = importer.emit(relax.op.multiply(y, importer.number(alpha, dtype_of(y))))
-    return (relax.op.add if base_name(node) == "add" else relax.op.subtract)(x, y)
+    if alpha == 1:
+        return (relax.op.add if is_sum else relax.op.subtract)(x, y)
+    scaled = relax.op.multiply(y, importer.number(alpha if is_sum else -alpha, dtype_of(y)))
+    return relax.op.add(x, scaled)
 
 
 @converts("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
