@@ -13,7 +13,7 @@ from tests.compiler.programs import check, compiled, executed, target
 from tvmify.artifact.results import Argument, Computed, Constant, StateTensor
 from tvmify.artifact.writes import Write
 from tvmify.compiler import compile
-from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator
+from tvmify.errors import BuildError, UnsupportedInput, UnsupportedOperator, UnsupportedTarget
 from tvmify.target import Target
 
 
@@ -144,12 +144,22 @@ def test_a_program_without_work_is_refused():
         compiled(lambda x: x, torch.randn(3))
 
 
-def test_tvm_failure_names_stage_and_cause():
+def test_tvm_failure_names_stage_and_cause(monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("not lowered\nTraceback of TVM")
+
+    monkeypatch.setattr("tvmify.compiler.pipeline.lower", fail)
     exported = torch.export.export(nn.ReLU(), (torch.randn(3),))
-    with pytest.raises(BuildError, match="stage 'import'") as failure:
-        compile(exported, Target("no such kind"))
+    with pytest.raises(BuildError, match="stage 'lower': RuntimeError: not lowered") as failure:
+        compile(exported, target())
     assert failure.value.__cause__ is not None
     assert "\n" not in str(failure.value)
+
+
+def test_a_target_that_tvm_does_not_know_is_refused():
+    exported = torch.export.export(nn.ReLU(), (torch.randn(3),))
+    with pytest.raises(UnsupportedTarget, match="no such kind"):
+        compile(exported, Target("no such kind"))
 
 
 def test_a_program_without_inputs():

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import relax, s_tir, te, tirx
 from tvm.ir import Call, Expr
 
+from tvmify.compiler.costs import TILE
 from tvmify.compiler.kernels.common.axes import loops_along, named, own_loops
 from tvmify.compiler.kernels.common.loops import (
     fuse,
@@ -28,8 +29,6 @@ from tvmify.compiler.sizes import is_static, sizes_of
 NAME = "volume maximum"
 #: Name of the block with the maxima over depth and height.
 _ROWS = "volume_rows"
-#: Vectors side by side, so that one does not wait for another.
-_VECTORS = 4
 
 
 def legalize(builder: relax.BlockBuilder, call: Call) -> Expr:
@@ -92,7 +91,7 @@ class VolumeMaximum(Rule):
         parallel_if_worth(sch, row, machine, iterations(sch, rows))
         sch.compute_at(rows, row, preserve_unit_loops=True)
         column, k0, k1 = loops_along(sch, rows, "column", "k0", "k1")
-        tiles, tile = sch.split(column, [None, _VECTORS * lanes])
+        tiles, tile = sch.split(column, [None, TILE.most_vectors * lanes])
         sch.reorder(tiles, k0, k1, tile)
         vectorize(sch, tile, lanes)
         sch.reorder(k2, x)
