@@ -126,7 +126,8 @@ def test_builder_process_lifecycle() -> None:
     from tvmify import tvmify
     signal.alarm(250)
     os.chdir(tempfile.mkdtemp())
-    os.rmdir(os.getcwd())
+    if sys.version_info[:3] != (3, 13, 0):  # it fails at any unknown attribute of a module then
+        os.rmdir(os.getcwd())
     sys.path.insert(0, "relative")
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -165,7 +166,8 @@ def test_builder_process_lifecycle() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
     """
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
+        # Python 3.12 warns of forks in processes with threads.
+        [sys.executable, "-W", "ignore:This process", "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
         timeout=280,
