@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tests.pytorch import IS_2_11
 from tests.tolerances import assert_close_to_reference
 from tvmify import CaptureError, tvmify
 
@@ -83,7 +84,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
     "writes": (lambda x: torch.vmap(lambda v: v.mul_(2))(x) + 1, "writes to or checks tensors"),
     "autocast": (_under_autocast, "under autocast"),
 }
-if not torch.__version__.startswith("2.11."):  # it fails after recording, without a trace of why
+if not IS_2_11:  # it fails after recording, without a trace of why
     REFUSED |= {
         "gradient": (
             lambda x: torch.func.grad(lambda v: (v**3).sum())(x) + 1,

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compiler.programs import as_module, executed, target
+from tests.compiler.programs import as_module, executed, recorded, target
 from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.compiler import Tuning, compile
 from tvmify.compiler.cuda import nvcc
 from tvmify.runtime import cpu_features
 from tvmify.target import Target, target_for
-from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 from tvmify.torch_compat.silence import silenced
 
 needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc here")
@@ -63,13 +62,12 @@ def gpu(arch: str = "sm_80") -> Target:
 
 
 def exported(program: Callable[..., Any], *args: Any) -> torch.export.ExportedProgram:
-    with torch.no_grad(), recurrent_shapes():
-        return torch.export.export(as_module(program), args, strict=False)
+    return recorded(as_module(program), args)
 
 
 def cross_built(program: Callable[..., Any], *args: Any, arch: str = "sm_80") -> Artifact:
     """Compile a module or function for a GPU, and check that it has one fatbin for it."""
-    artifact = compile(exported(program, *args), gpu(arch))
+    artifact = compile(recorded(as_module(program), args), gpu(arch))
     generation = int(arch.strip("sm_af"))
     assert sorted(code_of(artifact.library)) == [("elf", generation), ("ptx", generation)]
     assert b"__global__" not in artifact.library

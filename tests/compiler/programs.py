@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 
 from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
@@ -43,11 +44,20 @@ def as_module(program: Callable[..., Any]) -> nn.Module:
     return program.eval() if isinstance(program, nn.Module) else Program(program)
 
 
+def recorded(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, **options: Any
+) -> ExportedProgram:
+    """Record a module, with recurrent layers as the decorator records them.
+
+    `options` are those of ``torch.export.export``.
+    """
+    with torch.no_grad(), recurrent_shapes():
+        return torch.export.export(module, args, kwargs, strict=False, **options)
+
+
 def compiled(program: Callable[..., Any], *args: Any, **kwargs: Any) -> Artifact:
     """Compile a module, or a function, for these arguments."""
-    with torch.no_grad(), recurrent_shapes():
-        exported = torch.export.export(as_module(program), args, kwargs, strict=False)
-    return compile(exported, target())
+    return compile(recorded(as_module(program), args, kwargs), target())
 
 
 def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[str, str]]:
@@ -61,10 +71,9 @@ def scheduled(program: Callable[..., Any], *args: Any) -> tuple[IRModule, dict[s
     from tvmify.compiler.frontend.importer import import_program
 
     machine = pipeline.tvm_target(target())
-    with torch.no_grad(), recurrent_shapes(), warnings.catch_warnings(), machine:
+    with torch.no_grad(), warnings.catch_warnings(), machine:
         warnings.simplefilter("ignore")  # deprecations inside torch
-        exported = torch.export.export(as_module(program), args, strict=False)
-        imported = import_program(decompose(exported))
+        imported = import_program(decompose(recorded(as_module(program), args)))
     fused = pipeline.fuse(pipeline.lower(imported.ir_mod, machine), machine)
     ir_mod, outcomes = pipeline.schedule(fused, machine)
     rules = {name: str(outcome) for name, outcome in outcomes.items()}

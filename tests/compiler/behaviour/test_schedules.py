@@ -18,9 +18,8 @@ from tvm.target import Target
 
 from benchmarks import models, operators
 from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON
-from tests.compiler.programs import target
+from tests.compiler.programs import recorded, target
 from tvmify.compiler.environment import prepare_tvm
-from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 
 #: Their constants have values, so they cannot be built from tensors without memory.
 REAL = {
@@ -58,9 +57,9 @@ def given_up(
     from tvmify.compiler.frontend.importer import import_program
 
     left = {}
-    with torch.no_grad(), recurrent_shapes(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside torch and TVM
-        program = decompose(torch.export.export(module, args, strict=False))
+        program = decompose(recorded(module, args))
         for machine in (pipeline.tvm_target(target()), *others):
             with machine:
                 imported = import_program(program)

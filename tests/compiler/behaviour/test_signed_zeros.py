@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compiler.programs import compiled, executed
+from tests.pytorch import IS_2_11
 
 ZEROS = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5, -0.5, 2.0, -3.0]
 Function = Callable[..., torch.Tensor]
@@ -30,7 +31,7 @@ OF_ONE: dict[str, Function] = {
     "from_zero": lambda x: 0.0 - x,
     "from_zeros": lambda x: torch.zeros_like(x) - x,
     # eager PyTorch 2.11 loses the sign
-    **({} if torch.__version__.startswith("2.11.") else {"frac": torch.frac}),
+    **({} if IS_2_11 else {"frac": torch.frac}),
     "hardtanh": lambda x: F.hardtanh(x, 0, 1),
     "leaky_relu": F.leaky_relu,
     "less_itself": lambda x: x - x,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.pytorch import IS_2_11
 from tvmify import tvmify as decorate
 
 
@@ -23,7 +24,7 @@ def checked(x: torch.Tensor) -> Any:
 
 
 #: PyTorch 2.11 does not record the checks of the second.
-CHECKED = [asserted] if torch.__version__.startswith("2.11.") else [asserted, checked]
+CHECKED = [asserted] if IS_2_11 else [asserted, checked]
 
 
 @pytest.mark.parametrize("function", CHECKED)

@@ -10,6 +10,7 @@ from torch import fx, nn
 from tvm import relax, tirx
 
 from tests.compiler.programs import target
+from tests.pytorch import IS_2_11
 from tvmify.capture import Varying, capture
 from tvmify.compiler import pipeline, sizes
 from tvmify.compiler.environment import prepare_tvm
@@ -144,9 +145,7 @@ def test_untranslatable_expression_is_refused() -> None:
         imported(Rounded(), X, axes={0: (None, "s", None)})
 
 
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.11."), reason="PyTorch 2.11 does not record such checks"
-)
+@pytest.mark.skipif(IS_2_11, reason="PyTorch 2.11 does not record such checks")
 def test_numbers_that_only_checks_read_need_no_translation() -> None:
     class Checked(nn.Module):
         def forward(self, x: torch.Tensor, **kwargs: object) -> torch.Tensor:

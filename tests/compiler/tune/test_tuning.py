@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.compiler.programs import executed, target
+from tests.compiler.programs import executed, recorded, target
 from tests.tolerances import assert_close_to_reference
 from tvmify.artifact import Artifact
 from tvmify.cache import Measurements
@@ -24,7 +24,6 @@ from tvmify.compiler.kernels.matmul import pairs
 from tvmify.compiler.kernels.recurrent.plan import Plan, candidates
 from tvmify.compiler.microarchitecture import Microarchitecture
 from tvmify.compiler.pipeline import tvm_target
-from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 
 
 class Stopwatch:
@@ -59,8 +58,8 @@ def tuned(
     **options,
 ) -> Artifact:
     args = args or (torch.randn(24, 96),)
-    with torch.no_grad(), recurrent_shapes():
-        exported = torch.export.export(module, args, strict=False)
+    with torch.no_grad():
+        exported = recorded(module, args)
         tuning = Tuning(stopwatch, database, **options)
         artifact = compile(exported, target(), tuning=tuning)
         assert_close_to_reference(executed(artifact, module, *args), module, args)

@@ -25,6 +25,7 @@ from benchmarks.structure import digest
 from tests.compiler import programs
 from tests.compiler.gpu_programs import Kernels, gpu
 from tests.compiler.kernels.kernels import AVX2, AVX512, NATIVE, NEON
+from tests.compiler.programs import recorded
 from tvmify.compiler import pipeline, sizes
 from tvmify.compiler.cuda.rules import RULES as GPU_RULES
 from tvmify.compiler.frontend.decompositions import Decomposed, decompose
@@ -33,7 +34,6 @@ from tvmify.compiler.kernels import RULES
 from tvmify.compiler.kernels.common.choice import Choices, choosing
 from tvmify.compiler.kernels.common.rule import Outcome, Rule, RuleFailure, apply_in_turn
 from tvmify.compiler.microarchitecture import Microarchitecture
-from tvmify.torch_compat.recurrent_shapes import recurrent_shapes
 
 TARGETS = {"avx2": AVX2, "avx512": AVX512, "neon": NEON}
 GPUS = {arch: pipeline.tvm_target(gpu(arch)) for arch in ("sm_80", "sm_90a")}
@@ -77,8 +77,7 @@ class Example:
         """Record a program with one layer."""
         module, args = self.program(self.tile)
         shapes = ([({2: Dim.AUTO, 3: Dim.AUTO},)],) if self.any_size else None
-        with torch.no_grad(), recurrent_shapes():
-            return torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
+        return recorded(module, args, dynamic_shapes=shapes)
 
 
 class Several(nn.Module):
