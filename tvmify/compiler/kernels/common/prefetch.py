@@ -138,22 +138,30 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
     yield tirx.Bind(present, tirx.min(total - (position - number), tiles))
     yield tirx.Bind(own, tirx.truncdiv(present + (columns - 1), present))
     count = -(-(-(-columns // fewest) * tile.taken * _bytes(panel)) // _LINE)
-    shared, alone = [], []
+    shared = []
     for blocks, into in enumerate(ahead, 1):
         distance = tile.steps * (blocks * columns + number * own) + step * own
         for i in range(count):
             between = i * own * tile.taken // count
             shared += prefetches(panel, _after(start, distance + between), 1, into)
-        # A single tile fetches all lines; for several tiles that would be too many prefetches.
-        distance = tile.steps * blocks * columns + step * columns
-        alone += prefetches(panel, _after(start, distance), columns * tile.taken, into)
-    if tile.is_short:
-        # Lines of the next block would delay its own (docs/measurements/shapes.md).
-        alone = list(_own_lines(tile, PREFETCH.distance, cache))
     if fewest > _FEWEST:
         yield from shared
     else:
+        alone = list(_alone(tile, ahead))
         yield tirx.IfThenElse(present == 1, _sequence(alone), _sequence(shared))
+
+
+def _alone(tile: _Tile, ahead: list[int]) -> Iterator[Stmt]:
+    """Fetch what a single tile does: all lines, which would be too many prefetches for several."""
+    if tile.is_short:
+        # Lines of the next block would delay its own (docs/measurements/shapes.md).
+        yield from _own_lines(tile, PREFETCH.distance, ahead[-1])
+        return
+    panel, start = tile.panel.source, tile.start(tile.panel)
+    columns = int(panel.shape[-1])
+    for blocks, into in enumerate(ahead, 1):
+        distance = tile.steps * blocks * columns + tile.step * columns
+        yield from prefetches(panel, _after(start, distance), columns * tile.taken, into)
 
 
 def _own_lines(tile: _Tile, ahead: int, cache: int) -> Iterator[Stmt]:
