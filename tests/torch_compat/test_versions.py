@@ -66,8 +66,8 @@ def test_docs_match_the_table():
     said = {line[1]: line[4] for line in cells if len(line) == 10}
     for kind, table in (("torch", versions.TORCH), ("python", versions.PYTHON)):
         for row in table:
-            # CI runs all tests with the pinned versions.
-            assert row.tests == "all" or said[f"{kind}-{row.version}"] == row.tests
+            # CI runs all tests with the pinned versions, which have no row.
+            assert said.get(f"{kind}-{row.version}", "all").split(",")[0] == row.tests
 
 
 def test_the_project_file_and_the_tested_pins_agree_with_the_table():

@@ -28,7 +28,7 @@ class Supported(NamedTuple):
 
 #: Oldest first, without gaps.
 TORCH = (
-    Supported("2.11", "smoke"),
+    Supported("2.11", "all"),
     Supported("2.12", "smoke"),
     Supported("2.13", "all"),
     Supported("2.14", "smoke"),
