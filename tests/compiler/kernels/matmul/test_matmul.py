@@ -25,6 +25,7 @@ from tests.compiler.kernels.kernels import (
 )
 from tvmify.compiler.kernels.common import tiles
 from tvmify.compiler.kernels.common.choice import Choices, choosing
+from tvmify.compiler.kernels.common.rewriting import collect
 from tvmify.compiler.kernels.matmul import plan as plans
 from tvmify.compiler.microarchitecture import Microarchitecture
 
@@ -215,6 +216,24 @@ def test_few_of_any_number_of_rows_fetch_all_of_a_panel(target):
     static = build(_linear, [random(12, 128)], weights, target)  # two tiles
     program = symbolic.build(_linear, [(("n", 128), "float32")], weights, target=target)
     assert program.ir_mod.script().count("T.prefetch(") >= _prefetches(static) > 0
+
+
+@pytest.mark.parametrize("target", [AVX2, AVX512])
+def test_a_tile_and_a_short_one_each_fetch_all_of_a_panel(target):
+    weights = [random(512, 1024, seed=1), random(512, seed=2)]
+    program = symbolic.build(_linear, [(("n", 1024), "float32")], weights, target=target, hint=32)
+    branches: list[tirx.IfThenElse] = []
+    for _, function in program.ir_mod.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            branches += collect(function.body, tirx.IfThenElse)
+    few = [b for b in branches if isinstance(b.condition, tirx.LE) and _is_prefetch(b.then_case)]
+    assert len(few) == 2  # in a tile, and in its version with half the rows
+    for branch in few:
+        assert len(list(branch.then_case)) > len(list(branch.else_case))
+
+
+def _is_prefetch(stmt: tirx.Stmt) -> bool:
+    return "T.prefetch" in stmt.script().splitlines()[-1]
 
 
 def test_tiles_suit_all_numbers_of_rows_of_a_class():

@@ -24,12 +24,15 @@ from tvm.tirx import Stmt
 from tvmify.compiler import sizes
 from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, value_along
+from tvmify.compiler.kernels.common.bounds import size_of, written
 from tvmify.compiler.kernels.common.rewriting import rewrite_loops, uses
+from tvmify.compiler.kernels.common.short_tiles import short_rows
 from tvmify.compiler.microarchitecture import bits_of
+from tvmify.compiler.sizes import Size
 
 #: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
-#: block meets, and meets at least, how many iteration variables number them, these, and those
-#: of the rows to fetch.
+#: block meets, and meets at least, how many rows there are, how many iteration variables number the
+#: tiles, these, and those of the rows to fetch.
 _PREFETCH = "tvmify.prefetch"
 #: Attribute of a function that has such loops.
 FETCHES = "tvmify.fetches_ahead"
@@ -42,6 +45,21 @@ _FEWEST = 2
 _TO_READ, _L1, _L2, _DATA = 0, 3, 2, 1
 
 
+class VaryingRows(NamedTuple):
+    """Rows whose number is a symbol.
+
+    Attributes
+    ----------
+    count
+        How many there are.
+    fewest
+        How many tiles meet one block of the panel, for the smallest likely number of rows.
+    """
+
+    count: Size
+    fewest: int
+
+
 def fetch_ahead(
     sch: s_tir.Schedule,
     block: SBlockRV,
@@ -50,7 +68,7 @@ def fetch_ahead(
     numbers: Sequence[str],
     nearby: bool = False,
     rows: Sequence[str] = (),
-    fewest: int | None = None,
+    varying: VaryingRows | None = None,
 ) -> None:
     """Mark a loop for `insert_prefetches`.
 
@@ -70,24 +88,26 @@ def fetch_ahead(
         If the rows of the next tile are prefetched, too: the axes that number the tiles along the
         other operand, in the order of their loops. Another core wrote half of the activations that
         a core reads first, unless both kernels divide the rows alike (docs/measurements/memory.md).
-    fewest
-        How many tiles there are at least, if there are fewer in some calls.
+    varying
+        If their number is a symbol, the rows of all tiles.
     """
-    fewest = tiles if fewest is None else fewest
+    count, fewest = varying or VaryingRows(0, tiles)
     if fewest > 1 or not nearby:
         cache = _L1 if nearby else _L2
         if tiles == 1:
             rows = ()
         axes = Axes.of(sch.get(block))
         positions = [axes.position(name) for name in (*numbers, *rows)]
-        sch.annotate(loop, _PREFETCH, [cache, tiles, fewest, len(numbers), *positions])
+        sch.annotate(
+            loop, _PREFETCH, [cache, tiles, fewest, written(count), len(numbers), *positions]
+        )
 
 
 def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Insert prefetches into the marked loops."""
 
     def insert(loop: tirx.For, marks: Iterable[Any]) -> Stmt:
-        body = tirx.SeqStmt([*_in_loop(loop, marks), loop.body])
+        body = tirx.SeqStmt([*_in_loop(loop, marks, function), loop.body])
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
 
     changed = rewrite_loops(function, _PREFETCH, insert)
@@ -106,9 +126,10 @@ def prefetches(buffer: tirx.Var, index: list[Expr], count: int, cache: int = _L1
         yield tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *hints))
 
 
-def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
-    cache, tiles, fewest, count, *numbers = map(int, marks)
-    numbers, following = numbers[:count], numbers[count:]
+def _in_loop(loop: tirx.For, marks: Iterable[Any], function: tirx.PrimFunc) -> Iterator[Stmt]:
+    cache, tiles, fewest, rows, *numbers = marks
+    cache, tiles, fewest, numbered, *numbers = map(int, (cache, tiles, fewest, *numbers))
+    numbers, following = numbers[:numbered], numbers[numbered:]
     tile = _Tile.in_loop(loop)
     if following:
         yield from _next_rows(tile, following)
@@ -147,16 +168,21 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any]) -> Iterator[Stmt]:
     if fewest > _FEWEST:
         yield from shared
     else:
-        alone = list(_alone(tile, ahead))
-        yield tirx.IfThenElse(present == 1, _sequence(alone), _sequence(shared))
+        # The rows from the first tile of the block on: as many as those of a tile and a short one.
+        most = int(tile.row.dom.extent)
+        are_few = size_of(rows, function) - (position - number) * most <= most + short_rows(most)
+        fetch = tirx.IfThenElse(
+            are_few, _sequence(list(_all_lines(tile, ahead))), _sequence(shared)
+        )
+        if tile.is_short:
+            # Lines of the next block would delay its own (docs/measurements/shapes.md).
+            alone = list(_own_lines(tile, PREFETCH.distance, cache))
+            fetch = tirx.IfThenElse(present == 1, _sequence(alone), fetch)
+        yield fetch
 
 
-def _alone(tile: _Tile, ahead: list[int]) -> Iterator[Stmt]:
-    """Fetch what a single tile does: all lines, which would be too many prefetches for several."""
-    if tile.is_short:
-        # Lines of the next block would delay its own (docs/measurements/shapes.md).
-        yield from _own_lines(tile, PREFETCH.distance, ahead[-1])
-        return
+def _all_lines(tile: _Tile, ahead: list[int]) -> Iterator[Stmt]:
+    """Fetch all lines of the next block, which would be too many prefetches for many tiles."""
     panel, start = tile.panel.source, tile.start(tile.panel)
     columns = int(panel.shape[-1])
     for blocks, into in enumerate(ahead, 1):

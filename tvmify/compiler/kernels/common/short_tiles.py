@@ -32,6 +32,11 @@ _SHORT = "tvmify.short_tile"
 _TILE = "row_tile"
 
 
+def short_rows(rows: int) -> int:
+    """Return the rows of the second version of a tile."""
+    return -(-rows // 2)
+
+
 def half_last_tile(sch: s_tir.Schedule, loop: LoopRV, count: Size, rows: int) -> None:
     """Mark a loop over tiles of rows for `split_short_tiles`.
 
@@ -51,7 +56,7 @@ def split_short_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def split(loop: tirx.For, marks: tuple[Any, Any]) -> Stmt:
         count, rows = size_of(marks[0], function), int(marks[1])
-        half = -(-rows // 2)
+        half = short_rows(rows)
         short = with_new_variables(_with_rows(loop.body, half))
         left = count - _outside(_values(loop.body, _TILE)[0], loop.body) * rows
         return with_loop_body(loop, tirx.IfThenElse(left <= half, short, loop.body))

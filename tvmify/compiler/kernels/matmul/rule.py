@@ -41,7 +41,7 @@ from tvmify.compiler.kernels.common.loops import (
     vectorize,
 )
 from tvmify.compiler.kernels.common.patterns import Pattern
-from tvmify.compiler.kernels.common.prefetch import fetch_ahead
+from tvmify.compiler.kernels.common.prefetch import VaryingRows, fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.short_tiles import half_last_tile
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
@@ -191,7 +191,7 @@ class Matmul(Rule):
         loops = own_loops(sch, store)
         row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
         count = sizes.number_or_expression(sch.get(row).extent)
-        fewest = plan.fewest(cut.block) if is_symbolic(sch, row) else cut.block
+        varying = VaryingRows(count, plan.fewest(cut.block)) if is_symbolic(sch, row) else None
         packs_inside = packing is not None and cut.block >= cut.row_tiles
         nest = split_into_tiles(sch, cut, row, column, around, packs_inside)
         parallel_if_worth(sch, nest.outermost, machine, cut.work)
@@ -222,7 +222,7 @@ class Matmul(Rule):
             nearby = machine.keeps(cut.weights)
             fetches_rows = not gates_inside and pad is None and cut.is_narrow()
             rows = ["row_tile"] if fetches_rows else []
-            fetch_ahead(sch, sums, along, cut.block, ["row_tile"], nearby, rows, fewest)
+            fetch_ahead(sch, sums, along, cut.block, ["row_tile"], nearby, rows, varying)
 
         # 6. Schedule what was not fused as loops of its own.
         inside = (packing if packs_inside else None, gated if gates_inside else None)
