@@ -76,12 +76,19 @@ def _windows(x: Tensor) -> Tensor:
     return x.transpose(2, 3).reshape(-1, 7, 7, channels)
 
 
+def _feed_forward() -> nn.Module:
+    """Return layers whose weights, 57 MB, come from memory."""
+    layers = [nn.Linear(*sizes) for _ in range(12) for sizes in ((384, 1536), (1536, 384))]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())))
+
+
 def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
     rows = torch.randn(128, 768)
     volume, image, line = _image(32, 8, 28, 28), _image(64, 56, 56), _image(64, 1000)
     table, places = torch.randn(10_000, 64), torch.randint(10_000, (256,))
     some = torch.randint(128, (128, 768))
     steps, batch = torch.randn(32, 1, 128), torch.randn(32, 8, 128)
+    layers, sizes = _feed_forward(), (2, 4, 6, 9, 16)
     return {
         "conv1d": (nn.Conv1d(64, 128, 3, padding=1), line),
         "conv1d_few": (nn.Conv1d(1, 64, 10, stride=5), _image(1, 16000)),
@@ -244,6 +251,7 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
             (torch.randn(1, 12, 1, 1000), torch.randn(1, 12, 1000, 64)),
         ),
         "matrix_vector": (lambda x, y: x @ y, (torch.randn(1024, 1024), torch.randn(1024))),
+        **{f"feed_forward_{n}": (layers, (torch.randn(n, 384),)) for n in sizes},
         "lstm": (nn.LSTM(128, 256), (steps,)),
         "lstm_batch": (nn.LSTM(128, 256), (batch,)),
         "gru": (nn.GRU(128, 256), (steps,)),

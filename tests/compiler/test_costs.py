@@ -85,7 +85,8 @@ NO_COSTS = {
         elementwise/limit_copies.py:_MOST_READS elementwise/pieces.py:_MOST_PIECES
         elementwise/rule.py:_UNROLLED""",
     "what a kernel or an instruction consists of": """
-        common/prefetch.py:_FEWEST common/prefetch.py:_LINE cuda/products.py:_SHORTEST
+        common/prefetch.py:_FEWEST common/prefetch.py:_LINE common/short_tiles.py:_PARTS
+        cuda/products.py:_SHORTEST
         elementwise/rule.py:_WORD matmul/compact.py:VECTORS matmul/compact.py:_WORDS
         matmul/dots.py:_SUMS_TRANSPOSED matmul/pairs.py:_WIDTHS reduction/rule.py:_STEP""",
     "mathematics, and the encoding of numbers": """

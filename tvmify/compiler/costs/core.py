@@ -84,6 +84,12 @@ class Tile:
     few_tiles: int = number(
         12, "tiles", estimate("806c6e8", "half a tile of 12 is a 24th of the work")
     )
+    #: The fewest sums of a tile that are worth its own code.
+    fewest_sums: int = number(
+        6,
+        "vectors",
+        estimate("c0b3bf54", "a multiply-add takes 4 cycles, and 1 or 2 start in each"),
+    )
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from tvmify.compiler.costs.source import (
 
 _SCORES = f'{LAYERS} --threads 1 --only "scores_*"'
 _STREAMED = f'{LAYERS} --threads 1 --only "product_* weighted_values"'
+_FEW = f'{LAYERS} --threads 1 --only "feed_forward_*"'
 _FITTED = fitted(VMS, "29ca84a", FIT)
 _SYMBOLIC = estimate("3f61e03", "the largest of five that a script, which was not kept, compared")
 _LISTED = estimate("29ca84a", "every compilation pays for ranking the plans")
@@ -65,7 +66,7 @@ class Matmul:
     spilled_byte: float = number(0.0014, "ns/byte", measured(XEON, "9ddd90d", SEARCH))
     spills: float = number(1.5, "L1 sizes", measured(XEON, "9ddd90d", SEARCH))
     #: Factor for the weights of a single tile, unless L2 keeps them.
-    single_tile: float = number(1.25, "ratio", measured(XEON, "1b0824d", SEARCH))
+    single_tile: float = number(1.1, "ratio", measured(ZEN4, "c0b3bf54", _FEW))
     #: Multiply-adds of more rows than this hide the latency of weights from memory, except for a
     #: share that falls with their square.
     hiding: int = number(32, "rows", measured(XEON, "2e1764e", SEARCH))
@@ -80,13 +81,6 @@ class Matmul:
     #: The same if L2 keeps all weights from call to call.
     nearby_panels: tuple[float, ...] = number(
         (1.25, 0.625, 4), "L1 sizes", measured(VMS, "27b3054", SEARCH)
-    )
-    #: Tiles of at most this many rows read weights as fast as L1 delivers them; a block must fit in
-    #: L1 together with the next one.
-    few_rows: int = number(2, "rows", measured(VMS, "f8bd6aa", SEARCH))
-    #: Sizes of a block for such tiles.
-    few_rows_panels: tuple[float, ...] = number(
-        (0.625,), "L1 sizes", measured(VMS, "f8bd6aa", SEARCH)
     )
     #: How much shorter than the limit blocks of equal length may be.
     even: int = number(3, "ratio", _LISTED)
@@ -129,8 +123,11 @@ class Prefetch:
 
     #: The next block of up to this size is prefetched into L1, and the one after it into L2.
     small_block: int = number(16 << 10, "bytes", measured(ZEN5, "979deab", MODELS))
-    #: How far ahead a core prefetches from memory.
-    distance: int = number(2048, "bytes", measured(XEON, "1b0824d", SEARCH))
+    #: How far ahead a single tile prefetches from memory, and where it unpacks compact weights.
+    distance: int = number(8192, "bytes", measured(ZEN4, "c0b3bf54", _FEW))
+    compact_distance: int = number(2048, "bytes", measured(XEON, "1b0824d", SEARCH))
+    #: The most multiply-adds for each line of weights with which it does not prefetch.
+    quick: int = number(6, "instructions", measured(ZEN4, "c0b3bf54", _FEW))
 
 
 @dataclass(frozen=True)

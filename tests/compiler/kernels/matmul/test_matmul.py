@@ -201,13 +201,14 @@ def test_a_panel_that_tiles_share_stays_in_l1(rows, depth, columns):
 def test_weights_are_fetched_ahead():
     def of(rows, columns):
         weights = [random(columns, 128, seed=1), random(columns, seed=2)]
-        inputs = [random(rows, 128)]
-        return check(_linear, _linear_reference, inputs, weights, rule="matmul", target=NATIVE)
+        return build(_linear, [random(rows, 128)], weights, AVX2)
 
     assert _prefetches(of(64, 512)) > 0
     # A single tile prefetches many weights, but not a few, which are in L2.
-    assert _prefetches(of(1, 512)) == 0
-    assert _prefetches(of(1, 8192)) > 0
+    assert _prefetches(of(4, 512)) == 0
+    assert _prefetches(of(4, 8192)) > 0
+    # With one row, a core reads so far ahead that prefetches would only delay it.
+    assert _prefetches(of(1, 8192)) == 0
 
 
 @pytest.mark.parametrize("target", [AVX2, AVX512])
@@ -227,9 +228,11 @@ def test_a_tile_and_a_short_one_each_fetch_all_of_a_panel(target):
         if isinstance(function, tirx.PrimFunc):
             branches += collect(function.body, tirx.IfThenElse)
     few = [b for b in branches if isinstance(b.condition, tirx.LE) and _is_prefetch(b.then_case)]
-    assert len(few) == 2  # in a tile, and in its version with half the rows
+    assert len(few) > 1  # in a tile, and in its versions with fewer rows
     for branch in few:
-        assert len(list(branch.then_case)) > len(list(branch.else_case))
+        assert branch.then_case.script().count("prefetch") > branch.else_case.script().count(
+            "prefetch"
+        )
 
 
 def _is_prefetch(stmt: tirx.Stmt) -> bool:
@@ -290,24 +293,18 @@ def test_tiles_of_rows_in_one_set_of_l1_are_low(depth, row_stride):
     assert rows(depth, row_stride) <= 10
 
 
-def test_few_rows_read_blocks_that_l1_holds_twice():
+def test_blocks_of_a_panel_are_a_little_larger_than_l1():
     machine = Microarchitecture.of(AVX2)
-
-    def block_bytes(rows):
-        plan = plans.choose(plans.Workload(1, rows, 768, 3072, "float32", True), machine, 32)
-        return plan.depth * plan.columns * 4
-
-    assert block_bytes(4) <= machine.l1_bytes * 5 // 8
-    assert block_bytes(64) >= machine.l1_bytes
+    plan = plans.choose(plans.Workload(1, 64, 768, 3072, "float32", True), machine, 32)
+    assert 1 <= plan.depth * plan.columns * 4 / machine.l1_bytes < 2
 
 
-def test_single_tile_takes_more_rows():
-    def rows(depth, columns):
-        work = plans.Workload(1, 4, columns, depth, "float32", True)
-        return plans.choose(work, Microarchitecture.of(AVX2), 32).rows
-
-    assert rows(768, 3072) == 2  # two tiles share the weights from memory
-    assert rows(512, 10) == 4
+@pytest.mark.parametrize(("rows", "most"), [(4, 4), (9, 3)])
+def test_few_rows_are_a_single_tile(rows, most):
+    # More would leave a tile of 16 registers too few columns.
+    work = plans.Workload(1, rows, 3072, 768, "float32", True)
+    plan = plans.choose(work, Microarchitecture.of(AVX2), 32)
+    assert (plan.rows, plan.block) == (most, rows // most)
 
 
 @pytest.mark.parametrize("rows", [1, 40])

@@ -26,7 +26,7 @@ from tvmify.compiler.costs import PREFETCH
 from tvmify.compiler.kernels.common.axes import LANE, ROW, Axes, value_along
 from tvmify.compiler.kernels.common.bounds import size_of, written
 from tvmify.compiler.kernels.common.rewriting import rewrite_loops, uses
-from tvmify.compiler.kernels.common.short_tiles import short_rows
+from tvmify.compiler.kernels.common.short_tiles import short_heights
 from tvmify.compiler.microarchitecture import bits_of
 from tvmify.compiler.sizes import Size
 
@@ -107,7 +107,7 @@ def insert_prefetches(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """Insert prefetches into the marked loops."""
 
     def insert(loop: tirx.For, marks: Iterable[Any]) -> Stmt:
-        body = tirx.SeqStmt([*_in_loop(loop, marks, function), loop.body])
+        body = _sequence([*_in_loop(loop, marks, function), loop.body])
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
 
     changed = rewrite_loops(function, _PREFETCH, insert)
@@ -131,54 +131,75 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any], function: tirx.PrimFunc) -> I
     cache, tiles, fewest, numbered, *numbers = map(int, (cache, tiles, fewest, *numbers))
     numbers, following = numbers[:numbered], numbers[numbered:]
     tile = _Tile.in_loop(loop)
-    if following:
-        yield from _next_rows(tile, following)
+    next_rows = list(_next_rows(tile, following)) if following else []
     panel, start = tile.panel.source, tile.start(tile.panel)
     columns, step = int(panel.shape[-1]), tile.step
-    if fewest == 1:
-        ahead = [_L1, _L2] if _is_compact(tile.panel) else [cache]
-        for times, into in enumerate(ahead, 1):
-            yield from _own_lines(tile, times * PREFETCH.distance, into)
-        return
     ahead = [cache]
     if cache != _L1 and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
         ahead = [_L1, cache]
-    # Every step asks for its share of the next block; with many tiles, a part of a line.
-    position = _flat([tile.variables[i] for i in numbers])
-    number, share = position % tiles, -(-columns // tiles)
-    if fewest == tiles:
+    count = size_of(rows, function)
+    if fewest > 1 and not sizes.is_static(count):
+        varying = VaryingRows(count, fewest)
+        yield from _for_varying_rows(tile, ahead, numbers, tiles, varying, next_rows)
+        return
+    yield from next_rows
+    if fewest > 1:
+        # Every step asks for its share of the next block; with many tiles, a part of a line.
+        position = _flat([tile.variables[i] for i in numbers])
+        number, share = position % tiles, -(-columns // tiles)
         for blocks, into in enumerate(ahead, 1):
             distance = tile.steps * (blocks * columns + number * share) + step * share
             yield from prefetches(panel, _after(start, distance), share * tile.taken, into)
-        return
-    # The last block has fewer tiles, which share the lines among them. There are as many prefetches
-    # as the fewest need; several of more tiles are of one line.
-    total = prod(tile.variables[i][0].dom.extent for i in numbers)
+    elif _is_compact(tile.panel):
+        yield from _own_lines(tile, PREFETCH.compact_distance, _L1)
+        yield from _own_lines(tile, 2 * PREFETCH.compact_distance, _L2)
+    elif not tile.is_quick:
+        yield from _own_lines(tile, PREFETCH.distance, cache)
+
+
+def _for_varying_rows(
+    tile: _Tile,
+    ahead: list[int],
+    numbers: list[int],
+    tiles: int,
+    rows: VaryingRows,
+    next_rows: list[Stmt],
+) -> Iterator[Stmt]:
+    """Fetch a part of the next block that is in proportion to the rows of the tile.
+
+    The last block meets fewer tiles, and the last tile may be short.
+    """
+    panel, start = tile.panel.source, tile.start(tile.panel)
+    columns, most = int(panel.shape[-1]), int(tile.row.dom.extent)
+    position = _flat([tile.variables[i] for i in numbers])
+    number = position % tiles
+    before, total = position - number, prod(tile.variables[i][0].dom.extent for i in numbers)
     # In variables: otherwise each prefetch would repeat their computation.
-    present, own = (tirx.Var(name, "int64") for name in ("present", "own"))
-    yield tirx.Bind(present, tirx.min(total - (position - number), tiles))
-    yield tirx.Bind(own, tirx.truncdiv(present + (columns - 1), present))
-    count = -(-(-(-columns // fewest) * tile.taken * _bytes(panel)) // _LINE)
-    shared = []
+    present, left, share, own = (tirx.Var(n, "int64") for n in ("present", "left", "share", "own"))
+    yield tirx.Bind(present, tirx.min(total - before, tiles))
+    yield tirx.Bind(left, rows.count - before * most)
+    highest = max(short_heights(most, columns * _bytes(panel) // tile.vector), default=0)
+    has_short = left - (present - 1) * most <= highest
+    computed = tirx.Select(has_short, left, present * most)
+    fetch: list[Stmt] = [
+        tirx.Bind(share, tirx.truncdiv(columns * most + computed - 1, computed)),
+        tirx.Bind(own, columns - number * share if tile.is_short else share),
+    ]
+    # There are as many prefetches as the fewest tiles need; several of more tiles are of one line.
+    least = rows.fewest * most + (tile.height if tile.is_short else 0)
+    count = -(-(-(-columns * tile.height // least) * tile.taken * _bytes(panel)) // _LINE)
     for blocks, into in enumerate(ahead, 1):
-        distance = tile.steps * (blocks * columns + number * own) + step * own
+        distance = tile.steps * (blocks * columns + number * share) + tile.step * own
         for i in range(count):
             between = i * own * tile.taken // count
-            shared += prefetches(panel, _after(start, distance + between), 1, into)
-    if fewest > _FEWEST:
-        yield from shared
-    else:
-        # The rows from the first tile of the block on: as many as those of a tile and a short one.
-        most = int(tile.row.dom.extent)
-        are_few = size_of(rows, function) - (position - number) * most <= most + short_rows(most)
-        fetch = tirx.IfThenElse(
-            are_few, _sequence(list(_all_lines(tile, ahead))), _sequence(shared)
-        )
-        if tile.is_short:
-            # Lines of the next block would delay its own (docs/measurements/shapes.md).
-            alone = list(_own_lines(tile, PREFETCH.distance, cache))
-            fetch = tirx.IfThenElse(present == 1, _sequence(alone), fetch)
-        yield fetch
+            fetch += prefetches(panel, _after(start, distance + between), 1, into)
+    every = list(_all_lines(tile, ahead))
+    if rows.fewest <= _FEWEST:
+        # A tile and a short one would each wait for the other's lines.
+        are_few = left <= most + highest
+        fetch = [tirx.IfThenElse(are_few, _sequence(every), _sequence(fetch))]
+    alone = None if tile.is_quick else _sequence(every)
+    yield tirx.IfThenElse(present > 1, _sequence([*next_rows, *fetch]), alone)
 
 
 def _all_lines(tile: _Tile, ahead: list[int]) -> Iterator[Stmt]:
@@ -197,8 +218,9 @@ def _own_lines(tile: _Tile, ahead: int, cache: int) -> Iterator[Stmt]:
     return prefetches(panel, _after(tile.start(tile.panel), distance), columns * tile.taken, cache)
 
 
-def _sequence(statements: list[Stmt]) -> Stmt:
-    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+def _sequence(statements: Iterable[Stmt]) -> Stmt:
+    first, *others = statements
+    return tirx.SeqStmt([first, *others]) if others else first
 
 
 def _next_rows(tile: _Tile, numbers: Sequence[int]) -> Iterator[Stmt]:
@@ -228,15 +250,19 @@ class _Tile(NamedTuple):
         reduction.
     taken
         Steps of the reduction that an iteration takes; the values are those of the first.
-    is_short
-        Whether it has fewer rows than others (see `short_tiles`).
+    height
+        The rows that it computes, fewer than others if it is short (see `short_tiles`). A
+        convolution's pixels are none.
+    vector
+        Bytes of a vector of sums.
     """
 
     block: tirx.SBlock
     variables: list[tuple[tirx.IterVar, Expr]]
     reduced: list[tuple[tirx.IterVar, Expr]]
     taken: int
-    is_short: bool
+    height: int
+    vector: int
 
     @classmethod
     def in_loop(cls, loop: tirx.For) -> _Tile:
@@ -251,16 +277,25 @@ class _Tile(NamedTuple):
         variables = list(zip(tile.block.iter_vars, values, strict=True))
         reduced = [v for v in variables if int(v[0].iter_type) == tirx.IterVar.CommReduce]
         row = value_along(tile, ROW)
-        along_rows = [each for each in loops if row is not None and each.loop_var.same_as(row)]
-        is_short = any(
-            int(each.extent) < int(Axes.of(tile.block)[ROW].dom.extent) for each in along_rows
-        )
-        return cls(tile.block, variables, reduced, int(step.extent), is_short)
+        heights = [int(x.extent) for x in loops if row is not None and x.loop_var.same_as(row)]
+        height = heights[0] if heights else 1
+        vector = int(loops[-1].extent) * _bytes(tile.block.writes[0].source)
+        return cls(tile.block, variables, reduced, int(step.extent), height, vector)
 
     @property
     def row(self) -> tirx.IterVar:
         """The variable that numbers the rows of the tile."""
         return Axes.of(self.block)[ROW]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it computes fewer rows than others."""
+        return self.height < int(self.row.dom.extent)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a line of weights takes so few instructions that the core reads far ahead."""
+        return self.height * _LINE <= PREFETCH.quick * self.vector
 
     @property
     def lane(self) -> tirx.IterVar:

@@ -1,11 +1,12 @@
-"""A second version of a tile of sums, with half the rows. Tiles are as high as suits the likely
-number of rows. Where that is a symbol, the last tile would compute all of its rows, of which few
-may be there: with 17 rows in tiles of 8, every third row for nothing. Where at most half of them
-are there, the second version computes them.
+"""Other versions of a tile of sums, with a third and two thirds of the rows. Tiles are as high as
+suits the likely number of rows. Where that is a symbol, the last tile would compute all its rows,
+of which few may be there: with 13 rows in tiles of 6, five of 18 for nothing. The lowest version
+with as many rows as are there computes them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import s_tir, sym, tirx
@@ -30,36 +31,49 @@ from tvmify.compiler.sizes import Size
 _SHORT = "tvmify.short_tile"
 #: The name of the axis that numbers the tiles.
 _TILE = "row_tile"
+_PARTS = 3
 
 
-def short_rows(rows: int) -> int:
-    """Return the rows of the second version of a tile."""
-    return -(-rows // 2)
+def short_heights(rows: int, vectors: int) -> list[int]:
+    """Return the rows of the other versions of a tile, ascending.
+
+    Parameters
+    ----------
+    rows, vectors
+        The rows of the tile, and the vectors of sums in a row. A version has so many sums that the
+        latency of one multiply-add is hidden by the others.
+    """
+    heights = {-(-rows * part // _PARTS) for part in range(1, _PARTS)} - {rows}
+    return sorted(height for height in heights if height * vectors >= TILE.fewest_sums)
 
 
-def half_last_tile(sch: s_tir.Schedule, loop: LoopRV, count: Size, rows: int) -> None:
+def allow_short_tiles(
+    sch: s_tir.Schedule, loop: LoopRV, count: Size, rows: int, vectors: int
+) -> None:
     """Mark a loop over tiles of rows for `split_short_tiles`.
 
     Parameters
     ----------
     count
         How many rows there are; nothing is marked unless that is a symbol, and likely small.
-    rows
-        How many rows a tile has.
+    rows, vectors
+        The rows of a tile, and the vectors of sums in a row.
     """
-    if not sizes.is_static(count) and rows > 1 and sizes.hint(count) <= TILE.few_tiles * rows:
-        sch.annotate(loop, _SHORT, [written(count), rows])
+    if not sizes.is_static(count) and sizes.hint(count) <= TILE.few_tiles * rows:
+        sch.annotate(loop, _SHORT, [written(count), rows, *short_heights(rows, vectors)])
 
 
 def split_short_tiles(function: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Give the marked loops a second body, for tiles with at most half of their rows."""
+    """Give the marked loops other bodies, for tiles with fewer rows."""
 
-    def split(loop: tirx.For, marks: tuple[Any, Any]) -> Stmt:
-        count, rows = size_of(marks[0], function), int(marks[1])
-        half = short_rows(rows)
-        short = with_new_variables(_with_rows(loop.body, half))
+    def split(loop: tirx.For, marks: Sequence[Any]) -> Stmt:
+        count, (rows, *heights) = size_of(marks[0], function), map(int, marks[1:])
         left = count - _outside(_values(loop.body, _TILE)[0], loop.body) * rows
-        return with_loop_body(loop, tirx.IfThenElse(left <= half, short, loop.body))
+        body = loop.body
+        for height in reversed(heights):
+            version = with_new_variables(_with_rows(loop.body, height))
+            body = tirx.IfThenElse(left <= height, version, body)
+        return with_loop_body(loop, body)
 
     return rewrite_loops(function, _SHORT, split)
 

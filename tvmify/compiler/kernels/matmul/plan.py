@@ -177,8 +177,6 @@ def _plans(
     for block in {-(-row_tiles // min(count, row_tiles)) for count in counts}:
         longest = longest_sum(work.depth)
         parts = MATMUL.nearby_panels if machine.keeps(weights) else MATMUL.panels
-        if tile.rows <= MATMUL.few_rows:
-            parts = MATMUL.few_rows_panels
         sizes = [int(machine.l1_bytes * part) // (tile.columns * bits // 8) for part in parts]
         # A single tile of rows reads the panel in one stream.
         limits = {min(longest, size) if block > 1 else longest for size in sizes}

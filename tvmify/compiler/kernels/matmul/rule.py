@@ -43,7 +43,7 @@ from tvmify.compiler.kernels.common.loops import (
 from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.kernels.common.prefetch import VaryingRows, fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
-from tvmify.compiler.kernels.common.short_tiles import half_last_tile
+from tvmify.compiler.kernels.common.short_tiles import allow_short_tiles
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import fuse_epilogue, inline_producers
 from tvmify.compiler.kernels.matmul import compact, dots, pairs, plan, streamed, vectors
@@ -200,7 +200,8 @@ class Matmul(Rule):
         if partial is None:
             sch.compute_at(anchor, nest.row_tile, preserve_unit_loops=True)
             along = keep_in_registers(sch, anchor, [nest.row, nest.column], machine)
-            half_last_tile(sch, nest.row_tile, count, cut.rows)
+            vectors = cut.columns // machine.lanes(cut.bits)
+            allow_short_tiles(sch, nest.row_tile, count, cut.rows, vectors)
         else:
             along = add_up_blocks(sch, partial, anchor, nest, machine, count)
 
@@ -313,8 +314,9 @@ def add_up_blocks(
     for step in blocks:
         initial = sch.get_loops(sch.decompose_reduction(anchor, step))
         sch.vectorize(initial[-1])
-    half_last_tile(sch, column_tile, count, rows)
-    vectorize(sch, store.column, machine.lanes(output_bits(sch, anchor)))
+    lanes = machine.lanes(output_bits(sch, anchor))
+    allow_short_tiles(sch, column_tile, count, rows, extent(sch, store.column) // lanes)
+    vectorize(sch, store.column, lanes)
     return along
 
 
