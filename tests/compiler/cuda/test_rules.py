@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+from torch.nn import functional as F
 from tvm.ir import GlobalVar
 from tvm.s_tir.dlight import gpu as dlight
 from tvm.script import tirx as T
 
-from tests.compiler.gpu_programs import gpu
-from tvmify.compiler import pipeline
+from tests.compiler.gpu_programs import exported, gpu
+from tvmify.compiler import compile, pipeline
+from tvmify.compiler.cuda import nvcc
 from tvmify.compiler.cuda.rules import RULES
 from tvmify.compiler.kernels.common.rule import apply_in_turn
 
@@ -42,3 +46,38 @@ def test_a_function_of_several_kernels_is_left_and_no_rule_fails():
     outcomes = apply_in_turn({"fallback": RULES["fallback"]}, {function: sums_of_sums}, target)[1]
     (outcome,) = outcomes.values()
     assert (outcome.rule, outcome.failures) == (None, [])
+
+
+_NUMBERS = torch.arange(12.0).view(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("program", "args"),
+    [
+        (lambda x: x[:, :0].clone(), (_NUMBERS,)),
+        (lambda x: x.repeat(0, 2), (_NUMBERS,)),
+        (torch.block_diag, (_NUMBERS, _NUMBERS)),
+        (lambda x: torch.cat([x[:0], x, x[:0]]), (_NUMBERS,)),
+        (lambda x: x.argmax(), (torch.tensor(3.0),)),
+        (lambda x: x.max(-1), (_NUMBERS[:, :1],)),
+        (lambda x: x.relu().mean(1) + x.sum(1), (_NUMBERS[:, :1],)),
+        (lambda x: F.adaptive_max_pool1d(x, 2), (_NUMBERS[None],)),
+        (torch.linalg.matrix_rank, (_NUMBERS,)),
+    ],
+)
+def test_every_function_is_scheduled(program, args, monkeypatch):
+    # Tensors without elements, and reductions of single ones, are at the edge of TVM's own rules.
+    monkeypatch.setattr(nvcc, "compile", lambda *_: b"")
+    artifact = compile(exported(program, *args), gpu())
+    assert artifact.report["unscheduled"] == 0
+    assert not any("failed" in rule for rule in artifact.report["kernels"].values())
+
+
+def test_nothing_is_launched_for_no_elements(monkeypatch):
+    def kernels(program) -> int:
+        sources = []
+        monkeypatch.setattr(nvcc, "compile", lambda source, _: sources.append(source) or b"")
+        compile(exported(program, _NUMBERS), gpu())
+        return sum(source.count("_kernel(") for source in sources)
+
+    assert kernels(lambda x: (x[:, :0].clone(), x + 1)) == kernels(lambda x: x + 1) > 0

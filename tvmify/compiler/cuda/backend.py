@@ -13,6 +13,7 @@ from tvmify.compiler.cuda.products import ReshapeRows
 from tvmify.compiler.cuda.reshape_transposes import ReshapeTransposes
 from tvmify.compiler.cuda.rules import RULES
 from tvmify.compiler.kernels.attention.merge_projections import merge_for_attention
+from tvmify.compiler.kernels.common.legalizing import unless_trivial
 from tvmify.compiler.kernels.elementwise import reshape
 from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN, KEEP_NAN_IN_WARPS
 from tvmify.compiler.kernels.reduction import template as sums
@@ -35,10 +36,10 @@ CUDA = Backend(
     ),
     legalizers={
         **KEEP_NAN,
-        **KEEP_NAN_IN_WARPS,
+        **{name: unless_trivial(legalize) for name, legalize in KEEP_NAN_IN_WARPS.items()},
         "relax.reshape": reshape.legalize,
-        "relax.sum": sums.legalize_whole,
-        "relax.mean": sums.legalize_whole,
+        "relax.sum": unless_trivial(sums.legalize_whole),
+        "relax.mean": unless_trivial(sums.legalize_whole),
     },
     after_fusing=(),
     rules=RULES,

@@ -11,7 +11,7 @@ from tvmify.compiler.cuda.elementwise import Elementwise
 from tvmify.compiler.cuda.norms import Norm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
 from tvmify.compiler.cuda.windows import Window
-from tvmify.compiler.kernels.common.loops import find
+from tvmify.compiler.kernels.common.loops import blocks_of, find
 from tvmify.compiler.kernels.common.rule import DlightRule
 from tvmify.compiler.kernels.common.schedule import Schedule
 
@@ -23,6 +23,21 @@ class UnevenRowProduct(ScheduleRule):
         """Schedule a product of `tvmify.compiler.cuda.products`, with what was fused."""
         is_one = find(Schedule(func), ROW_PRODUCT) is not None
         return gpu.GEMV().apply(func, target, tunable) if is_one else None
+
+
+class Nothing(ScheduleRule):
+    """Computes nothing for results without elements: a launch of no threads is an error."""
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Schedule a function all of whose blocks write to tensors without elements."""
+        del target, tunable
+        sch = Schedule(func)
+        written = [w.source for block in blocks_of(sch) for w in sch.get(block).writes]
+        if not written or any(all(int(n) for n in buffer.shape) for buffer in written):
+            return None
+        root = func.body.block
+        empty = s_tir.SBlock([], [], [], root.name_hint, tirx.Evaluate(0))
+        return Schedule(func.with_body(s_tir.SBlockRealize([], True, empty)))
 
 
 class OneKernel(ScheduleRule):
@@ -38,7 +53,11 @@ class OneKernel(ScheduleRule):
         self, func: tirx.PrimFunc, target: Target, tunable: bool
     ) -> s_tir.Schedule | list[s_tir.Schedule] | None:
         """Schedule as the rule does, or return None if its kernels would share global memory."""
-        found = self.rule.apply(func, target, tunable)
+        try:
+            found = self.rule.apply(func, target, tunable)
+        except AssertionError:
+            # Some of TVM's rules assert what they expect of a function, where others decline it.
+            return None
         if isinstance(found, s_tir.Schedule):
             buffers = found.mod["main"].body.block.alloc_buffers
             if any(str(buffer.scope()) == "global" for buffer in buffers):
@@ -48,6 +67,7 @@ class OneKernel(ScheduleRule):
 
 #: `tvmify.compiler.cuda.libraries` computes products of several rows, and convolutions.
 _RULES: dict[str, ScheduleRule] = {
+    "nothing": Nothing(),
     "elementwise": Elementwise(),
     "row product": RowProduct(),
     "uneven row product": UnevenRowProduct(),

@@ -182,6 +182,7 @@ EXAMPLES = {
 
 #: Examples for GPU rules.
 GPU_EXAMPLES = {
+    "nothing": Example(lambda size: _of(lambda x: x[:0] > 0, 3, size)),
     "elementwise": Example(lambda size: _of(lambda x: torch.exp(x) * 2, 3, size)),
     "row product": Example(lambda size: (nn.Linear(256, 64 * size), (torch.randn(1, 256),))),
     "uneven row product": Example(lambda size: (nn.Linear(260, 64 * size), (torch.randn(1, 260),))),

@@ -38,7 +38,9 @@ def concatenate(importer: Importer, node: fx.Node) -> relax.Expr:
     dtype = node.meta["val"].dtype
     axis = int(importer.argument(node, "dim")) % len(importer.shape(node))
     # torch accepts an empty vector as an empty tensor of any rank.
-    parts = [p for p in node.args[0] if importer.shape(p) != (0,) or len(importer.shape(node)) == 1]  # type: ignore[union-attr]
+    given = [p for p in node.args[0] if importer.shape(p) != (0,) or len(importer.shape(node)) == 1]  # type: ignore[union-attr]
+    # A part without elements would be a kernel without threads.
+    parts = [part for part in given if importer.shape(part)[axis] != 0] or given[:1]
     tensors = [importer.tensor(part, dtype) for part in parts]
     if len(tensors) == 1:
         return tensors[0]

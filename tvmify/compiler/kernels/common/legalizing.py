@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
+from typing import TypeAlias
 
 import tvm_ffi
-from tvm import relax, te, tirx
+from tvm import relax, te, tirx, topi
 from tvm.ir import Call, Expr, GlobalVar, Op
 
 from tvmify.compiler import sizes
@@ -15,6 +16,8 @@ from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.microarchitecture import bits_of
 from tvmify.compiler.sizes import Size
 
+#: Lowers a call of an operator, as ``relax.transform.LegalizeOps`` asks.
+Legalizer: TypeAlias = Callable[[relax.BlockBuilder, Call], Expr]
 #: Attribute of ``main``: bytes of the weights of products that have been lowered.
 WEIGHT_BYTES = "tvmify.weight_bytes"
 #: FuseOps' pattern of a function that element-wise ones may follow in one kernel.
@@ -26,6 +29,23 @@ OPAQUE = {"tirx.noalias": True, **Pattern.OPAQUE.attributes}
 def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
     """Lower an operator as TVM does: one loop per axis, for the general rules."""
     return call.op.get_attr("FLegalize")(builder, call)
+
+
+def unless_trivial(legalize: Legalizer) -> Legalizer:
+    """Lower a reduction of single elements as a reshape, and others by a legalizer.
+
+    TVM's schedules for GPUs take such a reduction for element-wise code, and write what follows it
+    into the sum itself.
+    """
+
+    def legalized(builder: relax.BlockBuilder, call: Call) -> Expr:
+        shape = sizes.sizes_of(call.args[0].ty.shape)
+        axes = range(len(shape)) if call.attrs.axis is None else call.attrs.axis
+        if not all(sizes.is_one(shape[int(axis)]) for axis in axes):
+            return legalize(builder, call)
+        return builder.call_te(topi.reshape, call.args[0], call.ty.shape.values)
+
+    return legalized
 
 
 def accumulator(dtype: str) -> str:
