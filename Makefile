@@ -12,6 +12,7 @@
 #                       writes docs/coverage.md (an hour)
 # make libraries        the same with networks of timm, diffusers and others (an hour)
 # make opinfo           PyTorch's operator samples against eager; writes docs/coverage.md (hours)
+# make gpu-builds       PyTorch's operator samples, built for a GPU without one (5 minutes)
 # make programs         2,000 random programs, 300 sequences and 1,000 layers against eager;
 #                       writes docs/coverage.md
 # make lint             ruff, pyright, clang-format and the import rules
@@ -90,7 +91,7 @@ ROWS ?=
 BEFORE ?= build/structure/before.json
 QUICK ?=
 
-.PHONY: demo install test smoke matrix aarch64 sanitize tsan fuzz soak soak-serving opinfo models libraries programs \
+.PHONY: demo install test smoke matrix aarch64 sanitize tsan fuzz soak soak-serving opinfo gpu-builds models libraries programs \
 	lint format bench bench-overhead bench-startup bench-shapes bench-generate bench-heuristic structure gpu-check gpu-bundle \
 	docs wheel wheels clean
 
@@ -130,6 +131,9 @@ soak-serving: install
 opinfo: install
 	$(BIN)/python -m conformance.opinfo run --jobs $(JOBS) --samples $(SAMPLES)
 	$(BIN)/python -m conformance.opinfo report
+
+gpu-builds: install
+	$(BIN)/python -m conformance.gpu_builds
 
 programs: install
 	$(BIN)/python -m conformance.programs --programs $(PROGRAMS) --seed $(SEED)
