@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from torch.utils import _pytree as pytree
 
-from conformance.operators import DEFAULT_DTYPES, Applied, Case, operators
+from conformance.operators import DEFAULT_DTYPES, DTYPES, Applied, Case, operators
 from tvmify.capture.exporting import export
 from tvmify.compiler import compile
 from tvmify.compiler.cuda import nvcc
@@ -58,6 +58,8 @@ def builds(
     target = target_for({"kind": "cuda", "arch": arch}, "cpu", cpu_features())
     with mock.patch.object(nvcc, "compile", lambda *_: b""), torch.no_grad():
         for operator in track(operators(only, dtypes), disable=not sys.stderr.isatty()):
+            if DTYPES[operator.dtype] not in operator.info.supported_dtypes("cuda"):
+                continue
             for case, arguments in islice(operator.samples(), samples):
                 yield case, build(Applied(operator.info.op, arguments), arguments, target)
 
@@ -66,6 +68,8 @@ def build(module: Applied, arguments: object, target: Target) -> str:
     """Capture and build one sample; return its outcome."""
     leaves = pytree.tree_leaves(arguments)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    if any(tensor.layout is not torch.strided for tensor in tensors):
+        return REFUSED  # by the decorator, before capture
     try:
         report = compile(export(module.eval(), tensors, {}), target).report
     except BuildError as error:
