@@ -21,15 +21,23 @@ from rich.console import Console
 from rich.progress import track
 from torch.utils import _pytree as pytree
 
-from conformance.operators import DEFAULT_DTYPES, DTYPES, Applied, Case, operators
+from conformance.operators import (
+    COMPILED,
+    CRASHED,
+    DEFAULT_DTYPES,
+    DTYPES,
+    EAGER,
+    Applied,
+    Case,
+    Result,
+    operators,
+)
 from tvmify.capture.exporting import export
 from tvmify.compiler import compile
 from tvmify.compiler.cuda import nvcc
 from tvmify.errors import BuildError, NotCompiled, NothingToCompute
 from tvmify.runtime import cpu_features
 from tvmify.target import Target, target_for
-
-BUILT, REFUSED, FAILED = "built", "refused", "failed"
 
 
 def main() -> None:
@@ -42,19 +50,18 @@ def main() -> None:
     given = parser.parse_args()
     console, counts = Console(soft_wrap=True), Counter[str]()
     only = frozenset(given.only.split(",")) - {""}
-    for case, outcome in builds(given.samples, only, given.dtypes.split(","), given.arch):
-        kind = outcome.partition(":")[0]
-        counts[kind] += 1
-        if kind == FAILED:
-            console.print(f"{case}: {outcome}", markup=False, highlight=False)
-    console.print(", ".join(f"{count} {kind}" for kind, count in counts.items()))
-    sys.exit(counts[FAILED] > 0)
+    for case, result in builds(given.samples, only, given.dtypes.split(","), given.arch):
+        counts[result.outcome] += 1
+        if result.outcome == CRASHED:
+            console.print(f"{case}: {result.reason}", markup=False, highlight=False)
+    console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    sys.exit(counts[CRASHED] > 0)
 
 
 def builds(
     samples: int, only: frozenset[str], dtypes: Collection[str], arch: str
-) -> Iterator[tuple[Case, str]]:
-    """Yield each sample with its outcome: one of three words, and the reason of a failure."""
+) -> Iterator[tuple[Case, Result]]:
+    """Yield each sample with its result: compiled, in eager, or crashed if a build failed."""
     target = target_for({"kind": "cuda", "arch": arch}, "cpu", cpu_features())
     with mock.patch.object(nvcc, "compile", lambda *_: b""), torch.no_grad():
         for operator in track(operators(only, dtypes), disable=not sys.stderr.isatty()):
@@ -64,21 +71,22 @@ def builds(
                 yield case, build(Applied(operator.info.op, arguments), arguments, target)
 
 
-def build(module: Applied, arguments: object, target: Target) -> str:
-    """Capture and build one sample; return its outcome."""
+def build(module: Applied, arguments: object, target: Target) -> Result:
+    """Capture and build one sample."""
     leaves = pytree.tree_leaves(arguments)
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
     if any(tensor.layout is not torch.strided for tensor in tensors):
-        return REFUSED  # by the decorator, before capture
+        return Result(EAGER)  # the decorator refuses it before capture
     try:
         report = compile(export(module.eval(), tensors, {}), target).report
+    except NothingToCompute:
+        return Result(EAGER)
     except BuildError as error:
-        nothing = isinstance(error, NothingToCompute)
-        return REFUSED if nothing else f"{FAILED}: {' '.join(error.reason.split())}"
+        return Result(CRASHED, reason=error.reason)
     except NotCompiled:
-        return REFUSED
+        return Result(EAGER)
     failures = [rule for rule in report["kernels"].values() if "failed" in rule]
-    return f"{FAILED}: {failures[0]}" if failures else BUILT
+    return Result(CRASHED, reason=failures[0]) if failures else Result(COMPILED)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from tvm.s_tir.dlight import gpu
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from tvmify.compiler.backend import Rule
 from tvmify.compiler.cuda.elementwise import Elementwise
 from tvmify.compiler.cuda.norms import Norm
 from tvmify.compiler.cuda.row_products import ROW_PRODUCT, RowProduct
@@ -14,6 +15,7 @@ from tvmify.compiler.cuda.windows import Window
 from tvmify.compiler.kernels.common.loops import blocks_of, find
 from tvmify.compiler.kernels.common.rule import DlightRule
 from tvmify.compiler.kernels.common.schedule import Schedule
+from tvmify.compiler.microarchitecture import Microarchitecture
 
 
 class UnevenRowProduct(ScheduleRule):
@@ -25,25 +27,25 @@ class UnevenRowProduct(ScheduleRule):
         return gpu.GEMV().apply(func, target, tunable) if is_one else None
 
 
-class Nothing(ScheduleRule):
+class Nothing(Rule):
     """Computes nothing for results without elements: a launch of no threads is an error."""
 
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+    name = "nothing"
+
+    def schedule(self, sch: s_tir.Schedule, machine: Microarchitecture) -> s_tir.Schedule | None:
         """Schedule a function all of whose blocks write to tensors without elements."""
-        del target, tunable
-        sch = Schedule(func)
         written = [w.source for block in blocks_of(sch) for w in sch.get(block).writes]
         if not written or any(all(int(n) for n in buffer.shape) for buffer in written):
             return None
-        root = func.body.block
-        empty = s_tir.SBlock([], [], [], root.name_hint, tirx.Evaluate(0))
-        return Schedule(func.with_body(s_tir.SBlockRealize([], True, empty)))
+        empty = s_tir.SBlock([], [], [], "root", tirx.Evaluate(0))
+        return Schedule(sch.mod["main"].with_body(s_tir.SBlockRealize([], True, empty)))
 
 
 class OneKernel(ScheduleRule):
     """A rule that leaves out functions which it would cut into kernels that share global memory.
 
-    TVM would allocate that memory from its own pool, which ignores streams.
+    TVM would allocate that memory from its own pool, which ignores streams. It also leaves out
+    those for which the rule asserts what it expects, where others of TVM's decline.
     """
 
     def __init__(self, rule: ScheduleRule) -> None:
@@ -52,11 +54,10 @@ class OneKernel(ScheduleRule):
     def apply(
         self, func: tirx.PrimFunc, target: Target, tunable: bool
     ) -> s_tir.Schedule | list[s_tir.Schedule] | None:
-        """Schedule as the rule does, or return None if its kernels would share global memory."""
+        """Schedule as the rule does, or return None."""
         try:
             found = self.rule.apply(func, target, tunable)
         except AssertionError:
-            # Some of TVM's rules assert what they expect of a function, where others decline it.
             return None
         if isinstance(found, s_tir.Schedule):
             buffers = found.mod["main"].body.block.alloc_buffers
@@ -67,7 +68,6 @@ class OneKernel(ScheduleRule):
 
 #: `tvmify.compiler.cuda.libraries` computes products of several rows, and convolutions.
 _RULES: dict[str, ScheduleRule] = {
-    "nothing": Nothing(),
     "elementwise": Elementwise(),
     "row product": RowProduct(),
     "uneven row product": UnevenRowProduct(),
@@ -77,4 +77,7 @@ _RULES: dict[str, ScheduleRule] = {
     "window": Window(),
     "fallback": gpu.Fallback(),
 }
-RULES = {name: DlightRule(name, OneKernel(rule)) for name, rule in _RULES.items()}
+RULES: dict[str, Rule] = {
+    Nothing.name: Nothing(),
+    **{name: DlightRule(name, OneKernel(rule)) for name, rule in _RULES.items()},
+}

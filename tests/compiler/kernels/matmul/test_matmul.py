@@ -201,7 +201,9 @@ def test_a_panel_that_tiles_share_stays_in_l1(rows, depth, columns):
 def test_weights_are_fetched_ahead():
     def of(rows, columns):
         weights = [random(columns, 128, seed=1), random(columns, seed=2)]
-        return build(_linear, [random(rows, 128)], weights, AVX2)
+        inputs = [random(rows, 128)]
+        check(_linear, _linear_reference, inputs, weights, rule="matmul", target=NATIVE)
+        return build(_linear, inputs, weights, AVX2)
 
     assert _prefetches(of(64, 512)) > 0
     # A single tile prefetches many weights, but not a few, which are in L2.

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import prod
-from typing import TypeAlias
 
 import tvm_ffi
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, Expr, GlobalVar, Op
 
 from tvmify.compiler import sizes
+from tvmify.compiler.backend import Legalize
 from tvmify.compiler.kernels.common.patterns import Pattern
 from tvmify.compiler.microarchitecture import bits_of
 from tvmify.compiler.sizes import Size
 
-#: Lowers a call of an operator, as ``relax.transform.LegalizeOps`` asks.
-Legalizer: TypeAlias = Callable[[relax.BlockBuilder, Call], Expr]
 #: Attribute of ``main``: bytes of the weights of products that have been lowered.
 WEIGHT_BYTES = "tvmify.weight_bytes"
 #: FuseOps' pattern of a function that element-wise ones may follow in one kernel.
@@ -31,7 +29,7 @@ def plain(builder: relax.BlockBuilder, call: Call) -> Expr:
     return call.op.get_attr("FLegalize")(builder, call)
 
 
-def unless_trivial(legalize: Legalizer) -> Legalizer:
+def unless_trivial(legalize: Legalize) -> Legalize:
     """Lower a reduction of single elements as a reshape, and others by a legalizer.
 
     TVM's schedules for GPUs take such a reduction for element-wise code, and write what follows it

@@ -30,9 +30,9 @@ from tvmify.compiler.kernels.common.short_tiles import short_heights
 from tvmify.compiler.microarchitecture import bits_of
 from tvmify.compiler.sizes import Size
 
-#: Annotation of the loop along a block of the reduction: the cache to fetch into, tiles that the
-#: block meets, and meets at least, how many rows there are, how many iteration variables number the
-#: tiles, these, and those of the rows to fetch.
+#: Annotation of the loop along a block of the reduction: how many rows there are, the cache to
+#: fetch into, tiles that the block meets, and meets at least, how many iteration variables number
+#: the tiles, these, and those of the rows to fetch.
 _PREFETCH = "tvmify.prefetch"
 #: Attribute of a function that has such loops.
 FETCHES = "tvmify.fetches_ahead"
@@ -99,7 +99,7 @@ def fetch_ahead(
         axes = Axes.of(sch.get(block))
         positions = [axes.position(name) for name in (*numbers, *rows)]
         sch.annotate(
-            loop, _PREFETCH, [cache, tiles, fewest, written(count), len(numbers), *positions]
+            loop, _PREFETCH, [written(count), cache, tiles, fewest, len(numbers), *positions]
         )
 
 
@@ -127,8 +127,9 @@ def prefetches(buffer: tirx.Var, index: list[Expr], count: int, cache: int = _L1
 
 
 def _in_loop(loop: tirx.For, marks: Iterable[Any], function: tirx.PrimFunc) -> Iterator[Stmt]:
-    cache, tiles, fewest, rows, *numbers = marks
-    cache, tiles, fewest, numbered, *numbers = map(int, (cache, tiles, fewest, *numbers))
+    rows, *others = marks
+    count = size_of(rows, function)
+    cache, tiles, fewest, numbered, *numbers = map(int, others)
     numbers, following = numbers[:numbered], numbers[numbered:]
     tile = _Tile.in_loop(loop)
     next_rows = list(_next_rows(tile, following)) if following else []
@@ -137,7 +138,6 @@ def _in_loop(loop: tirx.For, marks: Iterable[Any], function: tirx.PrimFunc) -> I
     ahead = [cache]
     if cache != _L1 and tile.steps * columns * _bytes(panel) <= PREFETCH.small_block:
         ahead = [_L1, cache]
-    count = size_of(rows, function)
     if fewest > 1 and not sizes.is_static(count):
         varying = VaryingRows(count, fewest)
         yield from _for_varying_rows(tile, ahead, numbers, tiles, varying, next_rows)
@@ -251,8 +251,7 @@ class _Tile(NamedTuple):
     taken
         Steps of the reduction that an iteration takes; the values are those of the first.
     height
-        The rows that it computes, fewer than others if it is short (see `short_tiles`). A
-        convolution's pixels are none.
+        The rows that it computes, fewer than others if it is short (see `short_tiles`).
     vector
         Bytes of a vector of sums.
     """

@@ -24,16 +24,15 @@ from tvmify.compiler.kernels.common.legalizing import accumulator, or_zero
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
-    is_symbolic,
     parallel_if_worth,
 )
 from tvmify.compiler.kernels.common.patterns import Pattern
-from tvmify.compiler.kernels.common.prefetch import VaryingRows, fetch_ahead
+from tvmify.compiler.kernels.common.prefetch import fetch_ahead
 from tvmify.compiler.kernels.common.rule import Rule
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.elementwise.rule import schedule_block
 from tvmify.compiler.kernels.finish.epilogue import inline_chain, inline_producers
-from tvmify.compiler.kernels.matmul import compact, pairs, plan
+from tvmify.compiler.kernels.matmul import compact, pairs
 from tvmify.compiler.kernels.matmul.planning import plan_for, workload
 from tvmify.compiler.kernels.matmul.rows import flatten, stacked
 from tvmify.compiler.kernels.matmul.rule import Cut, add_up_blocks, split_into_tiles
@@ -162,14 +161,13 @@ class JoinedMatmul(Rule):
         cut, products = Cut.of(sch, anchor, partial), Axes.of(sch.get(anchor)).extent("batch0")
         row, column = sch.get_loops(last)
         count = sizes.number_or_expression(sch.get(row).extent)
-        varying = VaryingRows(count, plan.fewest(cut.block)) if is_symbolic(sch, row) else None
         nest = split_into_tiles(sch, cut, row, column)
         parallel_if_worth(sch, nest.outermost, machine, cut.work)
         along = add_up_blocks(sch, partial, anchor, nest, machine, count)
         # A single tile uses each panel once.
         nearby = machine.keeps(cut.weights / products if cut.block == 1 else cut.weights)
         rows = ["row_tile"] if cut.is_narrow(products) else []
-        fetch_ahead(sch, partial, along, cut.block, ["row_tile"], nearby, rows, varying)
+        fetch_ahead(sch, partial, along, cut.block, ["row_tile"], nearby, rows, cut.varying(count))
         # Broadcast operands are computed before.
         for name in sorted({*names} - {ANCHOR, PARTIAL, names[-1]}):
             schedule_block(sch, sch.get_sblock(name), machine, cut.work)

@@ -161,6 +161,10 @@ class Cut:
         """Bytes of all right-hand sides."""
         return self.work / (self.row_tiles * self.rows) * self.bits / 8
 
+    def varying(self, count: Size) -> VaryingRows | None:
+        """Return what prefetches need to know of this number of rows, if it is a symbol."""
+        return None if sizes.is_static(count) else VaryingRows(count, plan.fewest(self.block))
+
     def is_narrow(self, products: int = 1) -> bool:
         """Whether each row is multiplied by few columns (of several products): then prefetching
         rows pays.
@@ -191,7 +195,6 @@ class Matmul(Rule):
         loops = own_loops(sch, store)
         row, column, around = loops.pop("row"), loops.pop("column"), loops.values()
         count = sizes.number_or_expression(sch.get(row).extent)
-        varying = VaryingRows(count, plan.fewest(cut.block)) if is_symbolic(sch, row) else None
         packs_inside = packing is not None and cut.block >= cut.row_tiles
         nest = split_into_tiles(sch, cut, row, column, around, packs_inside)
         parallel_if_worth(sch, nest.outermost, machine, cut.work)
@@ -223,7 +226,7 @@ class Matmul(Rule):
             nearby = machine.keeps(cut.weights)
             fetches_rows = not gates_inside and pad is None and cut.is_narrow()
             rows = ["row_tile"] if fetches_rows else []
-            fetch_ahead(sch, sums, along, cut.block, ["row_tile"], nearby, rows, varying)
+            fetch_ahead(sch, sums, along, cut.block, ["row_tile"], nearby, rows, cut.varying(count))
 
         # 6. Schedule what was not fused as loops of its own.
         inside = (packing if packs_inside else None, gated if gates_inside else None)
