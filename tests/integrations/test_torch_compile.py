@@ -355,6 +355,7 @@ def convolutions() -> nn.Module:
     [
         (Net, [(4, 8), (4, 8), (5, 8), (6, 8)]),
         (convolutions, [(2, 3, 8, 8)] * 3),
+        (convolutions, [(2, 3, 8, 8), (3, 3, 8, 8), (5, 3, 8, 8)]),
     ],
 )
 def test_training_steps_match_eager(

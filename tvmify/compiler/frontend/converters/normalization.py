@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -271,7 +270,6 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
     x = importer.tensor(source, dtype)
     shape = importer.shape(source)
     axes = [0, *range(2, len(shape))]
-    count = prod(shape) // shape[1]
     number = dtype_of(x)
     first, offset, centred = deviations(importer, x, axes)
     center = importer.emit(relax.op.add(first, offset))
@@ -279,10 +277,15 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
     deviation = relax.op.sqrt(relax.op.add(spread, relax.const(float(eps), number)))  # type: ignore[arg-type]
     result = importer.emit(relax.op.divide(centred, deviation))
 
-    def moved(old: Any, new: relax.Expr, factor: float) -> relax.Expr:
-        # as in ATen, the running variance is unbiased
+    def unbiased(variance: relax.Expr) -> relax.Expr:
+        count = importer.number(product(shape[a] for a in axes), number)
+        others = importer.emit(relax.op.subtract(count, relax.const(1, number)))
+        others = importer.emit(relax.op.maximum(others, relax.const(1, number)))
+        return importer.emit(relax.op.multiply(variance, relax.op.divide(count, others)))
+
+    def moved(old: Any, new: relax.Expr) -> relax.Expr:
         new = importer.emit(relax.op.reshape(new, [shape[1]]))
-        rate = relax.const(float(momentum) * factor, number)  # type: ignore[arg-type]
+        rate = relax.const(float(momentum), number)  # type: ignore[arg-type]
         rest = relax.const(1 - float(momentum), number)  # type: ignore[arg-type]
         kept = importer.emit(relax.op.multiply(importer.tensor(old, dtype), rest))
         return importer.emit(relax.op.add(kept, importer.emit(relax.op.multiply(new, rate))))
@@ -291,8 +294,8 @@ def training_batch_norm(importer: Importer, node: fx.Node) -> tuple[relax.Expr |
         _per_channel(importer, result, weight, bias, dtype),
         None,
         None,
-        moved(mean, center, 1.0),
-        moved(variance, spread, count / max(count - 1, 1)),
+        moved(mean, center),
+        moved(variance, unbiased(spread)),  # as in ATen
     )
 
 
