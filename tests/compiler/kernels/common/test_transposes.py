@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import tvm
+from torch.nn import functional as F
 from tvm import te
 
 from tests.compiler.kernels.kernels import NATIVE, loops, random
+from tests.compiler.programs import check, scheduled
 from tvmify.compiler.kernels.common.schedule import Schedule
 from tvmify.compiler.kernels.common.transposes import ACROSS, schedule_transposes
 from tvmify.compiler.microarchitecture import Microarchitecture
@@ -45,3 +48,18 @@ def test_another_block_may_read_the_operand(first: str):
     got = {y.name: out.numpy() for y, out in zip(results, outs, strict=True)}
     np.testing.assert_array_equal(got["transposed"], x.T + 1)
     np.testing.assert_array_equal(got["other"], x[:, 0] * 2)
+
+
+def test_a_chain_between_transposes_that_cancel_is_one_loop_nest() -> None:
+    """Groups of a convolution become images of their own, so its channels are split."""
+
+    def program(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        planes = x.permute(0, 3, 1, 2).reshape(2, 64, 16, 16)
+        return F.leaky_relu(planes + bias, 0.2).permute(0, 2, 3, 1).contiguous()
+
+    args = torch.randn(1, 16, 16, 128), torch.randn(64, 1, 1)
+    check(program, *args)
+    module, rules = scheduled(program, *args)
+    assert len(rules) == 1
+    (function,) = (f for f in module.functions.values() if isinstance(f, tvm.tirx.PrimFunc))
+    assert not function.body.block.alloc_buffers

@@ -6,8 +6,8 @@ line, and lines a power of two apart evict each other before their second elemen
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
-from tvm.ir import Call, TensorRegion
+from tvm import s_tir, sym, tirx
+from tvm.ir import Call, Expr, TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvmify.compiler.kernels.common.loops import (
@@ -22,6 +22,7 @@ from tvmify.compiler.kernels.common.loops import (
 from tvmify.compiler.kernels.common.rewriting import collect, is_if_then_else, uses
 from tvmify.compiler.kernels.common.whole_tiles import TILES
 from tvmify.compiler.microarchitecture import Microarchitecture
+from tvmify.compiler.sizes import is_one
 
 #: Annotation of the loop that reads a tile across, for `codegen.transpose_tiles`.
 ACROSS = "tvmify.across"
@@ -98,10 +99,21 @@ def must_stay(sch: s_tir.Schedule, block: SBlockRV) -> bool:
         if _across(sch, consumer) is None:
             continue
         last = _last_axis(sch, consumer, body.writes[0].source)
-        others = [axis for i, axis in enumerate(axes) if i != last]
-        if any(uses(read.region[-1].min, others) for read in odd):
+        along = None if last is None else axes[last]
+        if not all(_goes_along(read.region[-1].min, axes, along) for read in odd):
             return True
     return False
+
+
+def _goes_along(index: Expr, axes: list[tirx.Var], along: tirx.Var | None) -> bool:
+    """Whether the last index of an operand depends on one of some axes only, or grows with it, as
+    that of a channel in one of several groups.
+    """
+    if along is not None:
+        step = sym.detect_linear_equation(index, [along])
+        if step and is_one(step[0]):
+            return True
+    return not uses(index, [axis for axis in axes if axis is not along])
 
 
 def _last_axis(sch: s_tir.Schedule, consumer: SBlockRV, tensor: tirx.Var) -> int | None:
