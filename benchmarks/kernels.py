@@ -106,8 +106,9 @@ class Program:
         from tvmify.compiler.kernels.common import choice
         from tvmify.compiler.passes.name_kernels import PREFIX
 
-        imported = import_program(decompose(exported))
         target = pipeline.tvm_target(target_for("llvm", "cpu", cpu_features()))
+        with target:
+            imported = import_program(decompose(exported))
         with choice.choosing(choice.Choices(accuracy)):
             fused = pipeline.fuse(pipeline.lower(imported.ir_mod, target), target)
         self.operations: dict[str, float] = {}
