@@ -148,6 +148,16 @@ def _operators() -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
             ),
             (rows, some[:, 0].contiguous()),
         ),
+        "messages_added": (
+            lambda x, edges, weight: torch.zeros_like(x).index_add(
+                0, edges[1], x[edges[0]] * weight[:, None]
+            ),
+            (table[:2000].clone(), torch.randint(2000, (2, 20_000)), torch.rand(20_000)),
+        ),
+        "neighbours": (
+            lambda x, i: x[:, None].expand(-1, 128, -1).gather(1, i[..., None].expand(-1, -1, 64)),
+            (table[:128].clone(), torch.randint(128, (128, 16))),
+        ),
         "cumsum_last": (lambda x: x.cumsum(-1), (rows,)),
         "cumsum_first": (lambda x: x.cumsum(0), (rows,)),
         "argmax_last": (lambda x: x.argmax(-1), (rows,)),

@@ -24,7 +24,7 @@ from tvmify.compiler.kernels.conv.windows import refuse_unknown_channels
 from tvmify.compiler.kernels.elementwise.keep_nan import KEEP_NAN
 from tvmify.compiler.kernels.elementwise.limit_copies import LimitCopies
 from tvmify.compiler.kernels.elementwise.mark_injective import MarkInjective
-from tvmify.compiler.kernels.finish.join_sums import JoinSums
+from tvmify.compiler.kernels.finish.join_producers import JoinProducers
 from tvmify.compiler.kernels.matmul.call_libraries import CallLibraries
 from tvmify.compiler.kernels.matmul.join_products import JoinProducts
 from tvmify.compiler.kernels.matmul.mark_elementwise import MarkElementwise
@@ -75,7 +75,7 @@ CPU = Backend(
         ]
     ),
     legalizers=LEGALIZERS,
-    after_fusing=(JoinDepthwise(), JoinSums()),
+    after_fusing=(JoinDepthwise(), JoinProducers()),
     rules=RULES,
     after_scheduling=(MergeSerial(),),
     finished=finished,

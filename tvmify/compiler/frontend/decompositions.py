@@ -45,6 +45,9 @@ WHOLE = (
     aten.gru_cell.default,
     aten.hardsigmoid.default,
     aten.hardswish.default,
+    # Decomposed, it becomes `index_put`, for which a negative index counts from the end; here it
+    # is an error. Not `index_copy`, with which static caches of keys and values are written.
+    aten.index_add.default,
     aten.layer_norm.default,
     aten.linear.default,
     aten.lstm.input,
@@ -81,11 +84,6 @@ RAISING = (
     aten.linalg_solve.default,
     aten.linalg_tensorinv.default,
 )
-
-#: Decomposed, it becomes `index_put`, for which a negative index counts from the end; here it is an
-#: error. PyTorch computes it. Not `index_copy`, with which static caches of keys and values are
-#: written in place.
-STRICT_POSITIONS = (aten.index_add.default,)
 
 #: Asserts the dtype and device at export, which are part of every key.
 CHECK = aten._assert_tensor_metadata.default
@@ -251,7 +249,7 @@ def _tables() -> tuple[Rules, Rules]:
     # Only ATen's part: reading the whole table visits the operators of every library, none of them
     # ours, and takes a tenth of a second each time.
     table = torch.export.default_decompositions().decomp_table
-    ours = {*WHOLE, *RAISING, *STRICT_POSITIONS, *filter(_is_random, table)}
+    ours = {*WHOLE, *RAISING, *filter(_is_random, table)}
     for operator in ours:
         table.pop(operator, None)
     own = {

@@ -14,6 +14,7 @@ from tvmify.compiler.frontend.converters import (  # noqa: F401  (importing them
     pooling,
     recurrent,
     reduction,
+    scattering,
     shape,
     slices,
 )

@@ -1,4 +1,4 @@
-"""Reading and writing at computed indices.
+"""Reading at computed indices.
 
 Indices are checked before use: eager raises an ``IndexError`` for one out of range, where compiled
 code would access memory out of bounds.
@@ -24,7 +24,6 @@ from tvmify.compiler.sizes import (
     is_static,
     product,
     same,
-    same_shape,
 )
 from tvmify.errors import UnsupportedOperator
 
@@ -96,31 +95,29 @@ def gather(importer: Importer, node: fx.Node) -> relax.Expr:
         return _from_scalar(importer, node, source, index)  # type: ignore[arg-type]
     axis = int(axis) % len(shape)  # type: ignore[arg-type]
     extents = importer.shape(index)  # type: ignore[arg-type]
-    pairs = list(enumerate(zip(extents, shape, strict=True)))
-    # Other sizes of the result are those of one of the kernel's arguments.
-    known = all(a == axis or is_static(size) or same(size, own) for a, (size, own) in pairs)
-    line = _line(importer, index, axis, extents) if known else None  # type: ignore[arg-type]
-    at = positions(importer, line or index, source, axis, wrap=False)  # type: ignore[arg-type]
-    if line is not None:
-        at = importer.emit(relax.op.reshape(at, [extents[axis]]))
+    narrow, own = unexpanded(importer, index)  # type: ignore[arg-type]
+    kept = [same(size, extent) for size, extent in zip(own, extents, strict=True)]
+
+    def is_known(a: int) -> bool:
+        """Whether a size of the result is one of the indices, a number, or one of the tensor."""
+        return kept[a] or is_static(extents[a]) or (a != axis and same(extents[a], shape[a]))
+
+    if not all(map(is_known, range(len(shape)))):
+        narrow, own, kept = index, extents, [True] * len(shape)  # type: ignore[assignment]
+    at = positions(importer, narrow, source, axis, wrap=False)  # type: ignore[arg-type]
+    at = importer.emit(relax.op.reshape(at, list(own)))
 
     def gathered(x: te.Tensor, where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
-            return x(*i[:axis], where(*i), *i[axis + 1 :])
+            return x(*i[:axis], broadcast_at(where, i), *i[axis + 1 :])
 
-        return te.compute(where.shape, element, name="gather")
-
-    def rows(x: te.Tensor, where: te.Tensor) -> te.Tensor:
-        out = [x.shape[a] if same(size, own) else size for a, (size, own) in pairs]
-        out[axis] = where.shape[0]
-
-        def element(*i: Any) -> Any:
-            return x(*i[:axis], where(i[axis]), *i[axis + 1 :])
-
+        out = [
+            where.shape[a] if kept[a] else extent if is_static(extent) else x.shape[a]
+            for a, extent in enumerate(extents)
+        ]
         return te.compute(out, element, name="gather")
 
-    kernel = gathered if line is None else rows
-    return importer.emit_te(kernel, importer.tensor(source), at)
+    return importer.emit_te(gathered, importer.tensor(source), at)
 
 
 def _from_scalar(importer: Importer, node: fx.Node, source: fx.Node, index: fx.Node) -> relax.Expr:
@@ -132,21 +129,16 @@ def _from_scalar(importer: Importer, node: fx.Node, source: fx.Node, index: fx.N
     return relax.op.reshape(importer.emit_te(take, line, at, 0), out)
 
 
-def _line(importer: Importer, index: fx.Node, axis: int, shape: Sequence[Size]) -> fx.Node | None:
-    """Return what an index is expanded from, if it varies along one axis and covers all others, as
-    that of nodes in a graph whose features are gathered or scattered.
+def unexpanded(importer: Importer, index: fx.Node) -> tuple[fx.Node, list[Size]]:
+    """Return what an index is expanded from, as that of nodes in a graph whose features are read or
+    written, and its shape with an axis for each axis of the index; or the index itself.
     """
+    shape = list(importer.shape(index))
     if index.target is not torch.ops.aten.expand.default:
-        return None
-    source, extents = index.args[0], importer.shape(index)
-    assert isinstance(source, fx.Node)
+        return index, shape
+    (source,) = index.all_input_nodes[:1]
     own = importer.shape(source)
-    own = [*[1] * (len(extents) - len(own)), *own]
-    others = [a for a in range(len(extents)) if a != axis]
-    is_line = same(own[axis], extents[axis]) and all(
-        same(own[a], 1) and same(extents[a], shape[a]) for a in others
-    )
-    return source if is_line else None
+    return source, [*[1] * (len(shape) - len(own)), *own]
 
 
 @converts("index.Tensor")
@@ -192,7 +184,7 @@ def index_tensor(importer: Importer, node: fx.Node) -> relax.Expr:
     def taken(x: te.Tensor, *where: te.Tensor) -> te.Tensor:
         def element(*i: Any) -> Any:
             common, rest = i[first : first + rank], iter(i[:first] + i[first + rank :])
-            found = iter(_broadcast(w, common) for w in where)
+            found = iter(broadcast_at(w, common) for w in where)
             return x(*(next(found) if a in indexed else next(rest) for a in range(len(shape))))
 
         return te.compute(out, element, name="index")
@@ -240,120 +232,6 @@ def one_hot(importer: Importer, node: fx.Node) -> relax.Expr:
     return importer.emit_te(one_hot_of, at)
 
 
-@converts("scatter.src", "scatter.value", add=False)
-@converts("scatter_add.default", add=True)
-def scatter(importer: Importer, node: fx.Node, *, add: bool) -> relax.Expr:
-    source, axis, index, values = node.args
-    shape, dtype = importer.shape(source), node.meta["val"].dtype
-    if not shape:
-        raise UnsupportedOperator([str(node.target)], "the tensor has no axes")
-    axis = int(axis) % len(shape)  # type: ignore[arg-type]
-    extents = importer.shape(index)
-    # Whole rows are written at once, if they are rows of memory.
-    line = None if axis else _line(importer, index, axis, shape)  # type: ignore[arg-type]
-    at = positions(importer, line or index, source, axis, wrap=False)  # type: ignore[arg-type]
-
-    def offsets(where: te.Tensor, shape: Sequence[Any]) -> te.Tensor:
-        def element(*i: Any) -> Any:
-            return _flat(shape, (*i[:axis], where(*i), *i[axis + 1 :]))
-
-        return te.compute(extents, element, name="offsets")
-
-    if isinstance(values, fx.Node):
-
-        def first(x: te.Tensor) -> te.Tensor:
-            return te.compute(extents, lambda *i: x[i], name="first")
-
-        part = importer.tensor(values, dtype)
-        if not same_shape(part.ty.shape, extents):
-            part = importer.emit_te(first, part)
-    else:
-        part = importer.emit(relax.op.full(list(extents), importer.tensor(values, dtype)))
-    if line is not None:
-        at = importer.emit(relax.op.reshape(at, extents[:1]))
-        return _write(importer, source, at, part, len(shape) - 1, add)
-    return _write(importer, source, importer.emit_te(offsets, at, list(shape)), part, 0, add)
-
-
-@converts("index_put.default")
-def index_put(importer: Importer, node: fx.Node) -> relax.Expr:
-    source, indices, values = node.args[:3]
-    add = bool(importer.argument(node, "accumulate"))
-    indexed = [axis for axis, index in enumerate(indices) if index is not None]  # type: ignore[arg-type]
-    first, last = indexed[0], indexed[-1] + 1
-    if indexed != list(range(first, last)):
-        raise UnsupportedOperator(
-            [str(node.target)], "an axis between two indexed ones is not indexed"
-        )
-    shape, dtype = importer.shape(source), node.meta["val"].dtype
-    chosen = [indices[axis] for axis in indexed]  # type: ignore[index]
-    if not add and len(chosen) == 1 and len(importer.shape(chosen[0])) == 1:
-        return _write_rows(importer, node, first, chosen[0], values)
-    at = [positions(importer, indices[a], source, a, wrap=True) for a in indexed]  # type: ignore[index]
-    common = _broadcast_shape([importer.shape(index) for index in chosen])
-
-    def offsets(shape: Sequence[Any], *where: te.Tensor) -> te.Tensor:
-        def element(*i: Any) -> Any:
-            places = (_broadcast(w, i[first:]) for w in where)
-            return _flat(shape, (*i[:first], *places))
-
-        return te.compute([*shape[:first], *common], element, name="offsets")
-
-    written = [*shape[:first], *common, *shape[last:]]
-    part = importer.emit(relax.op.broadcast_to(importer.tensor(values, dtype), written))
-    runs = importer.emit_te(offsets, list(shape[:last]), *at)
-    return _write(importer, source, runs, part, len(shape) - last, add)
-
-
-def _write_rows(
-    importer: Importer, node: fx.Node, axis: int, index: fx.Node, values: Any
-) -> relax.Expr:
-    """Write at some indices of one axis: in the caller's memory, if all that is allowed."""
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    at = positions(importer, index, source, axis, wrap=True)
-    shape, (count,) = importer.shape(source), importer.shape(index)
-    x = importer.tensor(source)
-    if is_static(product(shape) * count) and product(shape) * count == 0:
-        return x
-    part = importer.tensor(values, node.meta["val"].dtype)
-    written = [*shape[:axis], count, *shape[axis + 1 :]]
-    part = importer.emit(relax.op.broadcast_to(part, written))
-    in_place = node in importer.in_place
-    dtypes = dtype_of(x), dtype_of(at)
-    function = loops.write_rows(shape, axis, count, dtypes, in_place=in_place)
-    return call_loop(importer, function, "write_rows", [x, at, part], shape, in_place=in_place)
-
-
-def _write(
-    importer: Importer,
-    source: Any,
-    offsets: relax.Expr,
-    values: relax.Expr,
-    inner_axes: int,
-    add: bool,
-) -> relax.Expr:
-    """Copy a tensor, and write at the given places, in order.
-
-    What is written at a place, counted in row-major order over the other axes, are the elements of
-    the last `inner_axes` axes.
-    """
-    shape = importer.shape(source)
-    whole, count = product(shape), product(offsets.ty.shape)
-    x = importer.tensor(source)
-    if is_static(whole, count) and whole * count == 0:
-        return x
-    rows = product(shape[: len(shape) - inner_axes])
-    inner = product(shape[len(shape) - inner_axes :])
-    function = loops.write_runs(rows, count, inner, (dtype_of(x), dtype_of(offsets)), add=add)
-    given = [
-        importer.emit(relax.op.reshape(tensor, sizes))
-        for tensor, sizes in ((x, [rows, inner]), (offsets, [count]), (values, [count, inner]))
-    ]
-    written = call_loop(importer, function, "write_runs", given, [rows, inner])
-    return relax.op.reshape(written, list(shape))
-
-
 def reading(
     found: Mapping[int, places.Formula], shape: Sequence[int]
 ) -> Callable[[te.Tensor], te.Tensor]:
@@ -378,24 +256,7 @@ def take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:
     return te.compute(shape, element, name="take")
 
 
-def _broadcast(x: te.Tensor, indices: Indices) -> Any:
+def broadcast_at(x: te.Tensor, indices: Indices) -> Any:
     """Read a tensor at indices of the shape that it is broadcast to."""
     last = indices[len(indices) - len(x.shape) :]
     return x(*(0 if is_one(e) else i for e, i in zip(x.shape, last, strict=True)))
-
-
-def _broadcast_shape(shapes: Sequence[Sequence[Size]]) -> list[Size]:
-    """Return the shape that tensors are broadcast to."""
-    rank = max(map(len, shapes))
-    padded = [[1] * (rank - len(shape)) + list(shape) for shape in shapes]
-    return [
-        next((size for size in sizes if not is_one(size)), 1) for sizes in zip(*padded, strict=True)
-    ]
-
-
-def _flat(shape: tuple[int, ...], indices: Indices) -> Any:
-    """Return the position of an element in row-major order."""
-    position: Any = tirx.const(0, "int64")
-    for extent, index in zip(shape, indices, strict=True):
-        position = position * extent + index.astype("int64")
-    return position

@@ -5,18 +5,32 @@ checked.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import Expr
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvmify.compiler.kernels.common.attributes import ASSERTS
-from tvmify.compiler.kernels.common.emission import anchor, argument
+from tvmify.compiler import sizes
+from tvmify.compiler.kernels.common.attributes import ASSERTS, READS_ONCE
+from tvmify.compiler.kernels.common.emission import anchor, argument, tasks
 from tvmify.compiler.kernels.common.legalizing import OPAQUE
+from tvmify.compiler.kernels.elementwise.keep_nan import maximum, minimum
+from tvmify.compiler.microarchitecture import Microarchitecture, bits_of
 from tvmify.compiler.sizes import Size, Variables, is_static
+
+
+def _sum(before: Expr, value: Expr) -> Expr:
+    return tirx.any(before, value) if str(value.ty.dtype) == "bool" else before + value
+
+
+#: The number of the operand with the values, and the most tasks of `write_runs`.
+_VALUES, _MOST_TASKS = 2, 8
+_JOINS = {"sum": _sum, "prod": operator.mul, "amax": maximum, "amin": minimum}
 
 
 def check_positions(
@@ -62,37 +76,65 @@ def check_positions(
 
 
 def write_runs(
-    rows: Size, count: Size, inner: Size, dtypes: tuple[str, str], *, add: bool
+    rows: Size, count: Size, inner: Size, dtypes: tuple[str, str], join: str | None
 ) -> tirx.PrimFunc:
-    """Copy `rows` runs of `inner` elements, then write `count` of them; the last write wins.
-
-    With `add` the values are added instead.
+    """Copy `rows` runs of `inner` elements, then write `count` of them, in order.
 
     Parameters
     ----------
     dtypes
         Those of the elements and of the places of runs.
+    join
+        How a value is joined with what is there, by the names of ``torch.scatter_reduce``; None to
+        replace it.
     """
     dtype, place_dtype = dtypes
+    machine = Microarchitecture.current()
+    lanes = machine.lanes(bits_of(dtype))
+    width = _width(inner, lanes)
     variables = Variables()
     rows, count, inner = variables(rows), variables(count), variables(inner)
     with IRBuilder() as builder, T.prim_func(is_private=True, s_tir=True):
-        T.func_attr(OPAQUE)
+        # Without threads, values are better computed by a kernel that has some.
+        T.func_attr(OPAQUE | ({} if width is None else {READS_ONCE: [_VALUES]}))
         source = argument("source", (rows, inner), dtype)
         places = argument("places", (count,), place_dtype)
         values = argument("values", (count, inner), dtype)
         result = argument("result", (rows, inner), dtype)
-        with anchor("scatter", [source, places, values], result):
-            with T.grid(rows, inner) as at:
-                T.buffer_store(result, source[tuple(at)], at)
-            with T.grid(count, inner) as (i, j):
-                place = [places[i], j]
+        work = sizes.hint(count * inner)
+        with (
+            anchor("scatter", [source, places, values], result),
+            tasks(
+                inner // width if width else 1, work, work * bits_of(dtype) // 8, machine
+            ) as task,
+        ):
+            columns = T.serial(inner) if width is None else _vectors(task, width, lanes)
+            with T.serial(rows) as i, columns as j:
+                T.buffer_store(result, source[i, j], [i, j])
+            columns = T.serial(inner) if width is None else _vectors(task, width, lanes)
+            with T.serial(count) as i, columns as j:
                 value = values[i, j]
-                if add:
-                    before = result[tuple(place)]
-                    value = tirx.any(before, value) if dtype == "bool" else before + value
-                T.buffer_store(result, value, place)
+                if join is not None:
+                    value = _JOINS[join](result[places[i], j], value)
+                T.buffer_store(result, value, [places[i], j])
     return builder.get()  # type: ignore[return-value]
+
+
+def _width(inner: Size, lanes: int) -> int | None:
+    """Return how many columns a task writes, or None for one task: two registers or more, since
+    each task reads all places.
+    """
+    if not is_static(inner):
+        return None
+    widths = [inner // tasks for tasks in range(2, _MOST_TASKS + 1) if inner % tasks == 0]
+    return next((width for width in reversed(widths) if width % (2 * lanes) == 0), None)
+
+
+@contextmanager
+def _vectors(task: Expr, width: int, lanes: int) -> Iterator[Expr]:
+    """Loop over the columns of a task: LLVM does not know that tensors of a task are different."""
+    with T.serial(width // lanes) as vector, T.vectorized(lanes) as lane:
+        yield task * width + vector * lanes + lane
 
 
 def write_rows(

@@ -7,3 +7,6 @@ from __future__ import annotations
 DEPTH, ROWS_FIRST = "tvmify.depth", "tvmify.rows_first"
 #: Attribute of a function whose assertions check what the executor has not checked.
 ASSERTS = "tvmify.asserts"
+#: Attribute of a handwritten kernel: the numbers of the operands of which it reads each element
+#: once, so that what computes them can be fused into it (`finish.join_producers`).
+READS_ONCE = "tvmify.reads_once"

@@ -39,7 +39,7 @@ def inline_cheap(sch: s_tir.Schedule) -> None:
         consumers = sch.get_consumers(block)
         widest = max(iterations(sch, consumer) for consumer in consumers)
         often = len(consumers) > 1 or widest > 2 * iterations(sch, block)
-        if (often and _calls_function(sch, block)) or nests_too_deep(sch, block):
+        if (often and calls_function(sch, block)) or nests_too_deep(sch, block):
             continue
         if must_stay(sch, block):
             continue
@@ -67,12 +67,12 @@ def nests_too_deep(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 def total_work(sch: s_tir.Schedule) -> float:
     """The cost of a function in multiply-adds."""
     return sum(
-        iterations(sch, block) * (CORE.function if _calls_function(sch, block) else 1)
+        iterations(sch, block) * (CORE.function if calls_function(sch, block) else 1)
         for block in blocks_of(sch)
     )
 
 
-def _calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def calls_function(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether the block computes a function such as exp: tens of instructions an element."""
     return _written_out(sch.get(block).body).calls_function
 

@@ -1,6 +1,7 @@
 """Cuts chains of element-wise functions in which values are read several times. A schedule inlines
 each function of a fused chain into the next, once for each place that reads it: ten writes to parts
-of a tensor, each of which reads it twice, would be a thousand copies of the first.
+of a tensor, each of which reads it twice, would be a thousand copies of the first. And what is read
+at indices would be computed again for each index.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator
 
 from tvmify.compiler.kernels.common.patterns import Pattern, pattern_of
 from tvmify.compiler.kernels.common.rewriting import collect
+from tvmify.compiler.kernels.elementwise.mark_injective import gathered
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -26,8 +28,8 @@ _MOST_READS = 256
 
 @compiler_pass
 class LimitCopies(PyExprMutator):
-    """Make values that many reads lead to outputs of their block, which FuseOps does not fuse; runs
-    before it.
+    """Make values that many reads lead to, or that are computed and then read at indices, outputs
+    of their block, which FuseOps does not fuse; runs before it.
     """
 
     def __init__(self, ir_mod: tvm.IRModule) -> None:
@@ -35,11 +37,13 @@ class LimitCopies(PyExprMutator):
         self._functions = ir_mod
         # How many elements each value reads for one of its own, if all before it is inlined.
         self._reads: dict[relax.Var, int] = {}
+        self._indexed = _indexed(ir_mod)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        """Count the reads of a value; make it an output if they are too many."""
+        """Count the reads of a value; make it an output if they are too many, or at indices."""
         reads = self._count(binding.value)
-        if reads > _MOST_READS and isinstance(binding.var, relax.DataflowVar):
+        is_cut = reads > _MOST_READS or binding.var in self._indexed
+        if is_cut and isinstance(binding.var, relax.DataflowVar):
             value = self.visit_expr(binding.value)
             self.set_var_remap(binding.var, self.builder_.emit_output(value))
         else:
@@ -47,14 +51,55 @@ class LimitCopies(PyExprMutator):
             super().visit_var_binding_(binding)
 
     def _count(self, value: relax.Expr) -> int:
-        if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
+        function = _inlined(self._functions, value)
+        if function is None:
             return 1
-        function = self._functions[value.args[0]]
-        if pattern_of(function) not in _INLINED:
-            return 1
+        assert isinstance(value, relax.Call)
         counts = _loads(function)
         given = zip(function.params, value.args[1].fields, strict=False)
         return max(1, sum(counts[buffer] * self._reads.get(x, 1) for buffer, x in given))
+
+
+def _inlined(ir_mod: tvm.IRModule, value: relax.Expr | None) -> tirx.PrimFunc | None:
+    """Return the function that a value is a call of, if FuseOps may inline it."""
+    if not isinstance(value, relax.Call) or value.op != _CALL_TIR:
+        return None
+    function = ir_mod[value.args[0]]
+    return function if pattern_of(function) in _INLINED else None
+
+
+def _indexed(ir_mod: tvm.IRModule) -> set[relax.Var]:
+    """Return the values that are computed and then read at indices, perhaps after moves such as a
+    broadcast, which are inlined.
+    """
+    functions = (function for _, function in ir_mod.functions_items())
+    bound = {
+        binding.var: binding.value
+        for function in functions
+        if isinstance(function, relax.Function)
+        for block in function.body.blocks
+        for binding in block.bindings
+    }
+    found: set[relax.Var] = set()
+    for value in bound.values():
+        function = _inlined(ir_mod, value)
+        if function is None or not (read := gathered(function)):
+            continue
+        for parameter, x in zip(function.params, value.args[1].fields, strict=False):
+            if parameter not in read:
+                continue
+            while (before := _inlined(ir_mod, bound.get(x))) is not None:
+                if not _moves(before):
+                    found.add(x)
+                    break
+                (x,) = bound[x].args[1].fields
+    return found
+
+
+def _moves(function: tirx.PrimFunc) -> bool:
+    """Whether a function copies elements of one tensor to other places."""
+    (store,) = collect(function.body, tirx.BufferStore)
+    return isinstance(store.value, TensorLoad) and len(function.params) == 2
 
 
 def _loads(function: tirx.PrimFunc) -> Counter[tirx.Var]:

@@ -1,5 +1,5 @@
-"""Marks functions that read other places by symbolic sizes for FuseOps, such as a concatenation of
-parts of any length. TVM takes ``x[i - n]`` for an index that it does not understand.
+"""Marks functions for FuseOps that read other places by symbolic sizes, such as a concatenation of
+parts of any length, or by indices. TVM takes ``x[i - n]`` for an index that it does not understand.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ from tvmify.compiler.passes.compiler_pass import compiler_pass
 class MarkInjective:
     """Set the fusion pattern of functions whose elements each have one formula.
 
-    Not of gathers, nor of functions that divide by symbols: those are reshapes, which as functions
-    of their own become views. Nor of resizing, whose places are computed from floats: in the next
-    function, they would be computed again for each of its elements.
+    Not of functions that divide by symbols: those are reshapes, which as functions of their own
+    become views. Nor of resizing, whose places are computed from floats: in the next function, they
+    would be computed again for each of its elements.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
         """Rewrite one function."""
         if pattern_of(function) != Pattern.OPAQUE:
             return function
-        if sizes.is_static(*sizes.of_parameters(function)) or not _is_injective(function):
+        is_static = sizes.is_static(*sizes.of_parameters(function))
+        if (is_static and not gathered(function)) or not _is_injective(function):
             return function
         return function.with_attr(Pattern.INJECTIVE.attributes)
+
+
+def gathered(function: tirx.PrimFunc) -> set[tirx.Var]:
+    """Return the tensors that a function reads at indices from another tensor."""
+    loads = collect(function.body, TensorLoad)
+    return {load.source for load in loads if any(collect(i, TensorLoad) for i in load.indices)}
 
 
 def _is_injective(function: tirx.PrimFunc) -> bool:
@@ -50,8 +57,8 @@ def _has_plain_indices(value: Expr) -> bool:
     def is_plain(node: Expr) -> bool:
         is_quotient = isinstance(node, DIVISIONS) and not sizes.is_static(node.b)
         is_rounded = isinstance(node, tirx.Cast) and "float" in str(node.value.ty.dtype)
-        return not (is_quotient or is_rounded or isinstance(node, TensorLoad))
+        return not (is_quotient or is_rounded)
 
     indices = [index for load in collect(value, TensorLoad) for index in load.indices]
-    kinds = (*DIVISIONS, tirx.Cast, TensorLoad)
-    return all(is_plain(node) for index in indices for node in collect(index, kinds))
+    parts = (node for index in indices for node in collect(index, (*DIVISIONS, tirx.Cast)))
+    return all(map(is_plain, parts))

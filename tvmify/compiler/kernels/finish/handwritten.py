@@ -60,7 +60,7 @@ def _with_epilogue(sch: s_tir.Schedule, name: str, machine: Microarchitecture) -
     """
     function = sch.mod["main"]
     anchor, others = _apart(function, name)
-    rest = Schedule(_with_body(function, others))
+    rest = Schedule(with_statements(function, others))
     names = [sch.get(block).name_hint for block in blocks_of(sch)]
     place = names.index(name)
     for before in names[:place]:  # which the chain reads, and the kernel does not
@@ -75,7 +75,7 @@ def _with_epilogue(sch: s_tir.Schedule, name: str, machine: Microarchitecture) -
     for block in blocks_of(rest):
         schedule_block(rest, block, machine, work)
     scheduled = rest.mod["main"]
-    return _with_body(scheduled, [anchor, *_statements(scheduled)])
+    return with_statements(scheduled, [anchor, *_statements(scheduled)])
 
 
 def _apart(function: tirx.PrimFunc, name: str) -> tuple[s_tir.SBlockRealize, list[Stmt]]:
@@ -94,7 +94,7 @@ def _statements(function: tirx.PrimFunc) -> list[Stmt]:
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
 
 
-def _with_body(
+def with_statements(
     function: tirx.PrimFunc, statements: list[Stmt], unused: tirx.Var | None = None
 ) -> tirx.PrimFunc:
     """Return a function with other statements, and without a tensor that they do not use."""
@@ -145,19 +145,20 @@ def _storing(rest: tirx.PrimFunc, block: s_tir.SBlock, chain: Chain) -> tirx.Pri
     writes = [w for w in block.writes if not w.source.same_as(chain.stage)]
     block = s_tir.SBlock(
         block.iter_vars,
-        [*block.reads, *map(_whole, arguments)],
-        [*writes, _whole(result.source)],
+        [*block.reads, *map(whole, arguments)],
+        [*writes, whole(result.source)],
         block.name_hint,
         body,
         alloc_buffers=block.alloc_buffers,
         annotations=block.annotations,
     )
-    return _with_body(rest, [s_tir.SBlockRealize([], True, block)], unused=chain.stage)
+    return with_statements(rest, [s_tir.SBlockRealize([], True, block)], unused=chain.stage)
 
 
 def _sizes(tensor: tirx.Var) -> list[int | str]:
     return [*map(sizes.comparable, tensor.ty.shape)]
 
 
-def _whole(tensor: tirx.Var) -> TensorRegion:
+def whole(tensor: tirx.Var) -> TensorRegion:
+    """Return the region of all elements, as the block of a kernel reads and writes it."""
     return tirx.BufferRegion(tensor, [Range(0, size) for size in sizes.sizes_of(tensor.ty.shape)])

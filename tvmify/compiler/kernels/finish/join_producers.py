@@ -1,17 +1,18 @@
-"""Fuses the producers of reductions into them. FuseOps fuses a reduction with its epilogue or with
-its prologue, not both. Ours take the epilogue, so that the squares of a variance or norm, the
-products of a similarity, or the operands of an argmax would be written to memory by a separate
-kernel and read once.
+"""Fuses the producers of reductions and scatters into them. FuseOps fuses a reduction with its
+epilogue or with its prologue, not both. Ours take the epilogue, so that the squares of a variance
+or norm, the products of a similarity, or the operands of an argmax would be written to memory by a
+separate kernel and read once; so would be what the nodes of a graph send along its edges.
 """
 
 from __future__ import annotations
 
 import tvm
 import tvm_ffi
-from tvm import relax, tirx
-from tvm.ir import Expr
+from tvm import relax, s_tir, tirx
+from tvm.ir import Expr, TensorLoad
 
-from tvmify.compiler.kernels.common.inlining import inline_cheap
+from tvmify.compiler.kernels.common.attributes import READS_ONCE
+from tvmify.compiler.kernels.common.inlining import calls_function, inline_cheap
 from tvmify.compiler.kernels.common.loops import (
     blocks_of,
     element_count,
@@ -19,14 +20,16 @@ from tvmify.compiler.kernels.common.loops import (
     iterations,
     kinds,
 )
+from tvmify.compiler.kernels.common.rewriting import rewrite, substitute
 from tvmify.compiler.kernels.common.schedule import Schedule
+from tvmify.compiler.kernels.finish.handwritten import whole, with_statements
 from tvmify.compiler.passes.compiler_pass import compiler_pass
 from tvmify.compiler.passes.rewriting import join_calls
 
 
 @compiler_pass
-class JoinSums:
-    """Fuse producers into reductions; runs after all other fusion."""
+class JoinProducers:
+    """Fuse producers into reductions and scatters; runs after all other fusion."""
 
     def rewrite_module(self, ir_mod: tvm.IRModule) -> tvm.IRModule:
         """Rewrite ``main``."""
@@ -36,8 +39,19 @@ class JoinSums:
 def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimFunc | None:
     if not all(hasattr(p.ty, "shape") for f in (first, second) for p in f.params):
         return None
+    if place in second.attrs.get(READS_ONCE, ()):
+        single = _as_one_expression(first)
+        joined = single and _in_one_function(single, second, place)
+        return joined and _inlined(joined)
     if not _reads_each_once(second, place) or not _is_elementwise(first):
         return None
+    return _in_one_function(first, second, place)
+
+
+def _in_one_function(
+    first: tirx.PrimFunc, second: tirx.PrimFunc, place: int
+) -> tirx.PrimFunc | None:
+    """Return a function with the loops of both, if it can know all sizes."""
     renamed = _with_symbols_of(first, second, place)
     if renamed is None or _hides_symbols(first, renamed, place):
         return None
@@ -62,6 +76,53 @@ def _join(first: tirx.PrimFunc, second: tirx.PrimFunc, place: int) -> tirx.PrimF
     with builder.function("main", given):  # functions that are not called are removed
         builder.emit_func_output(builder.emit(relax.Call(joined, given)))
     return relax.transform.FuseTIR()(builder.get())["joined"]
+
+
+def _as_one_expression(function: tirx.PrimFunc) -> tirx.PrimFunc | None:
+    """Return a function as one loop nest, if it is one and calls no function such as exp, which
+    only an element-wise kernel computes for whole vectors.
+    """
+    sch = Schedule(function)
+    inline_cheap(sch)
+    blocks = blocks_of(sch)
+    is_one = len(blocks) == 1 and is_injective(sch, blocks[0])
+    return sch.mod["main"] if is_one and not calls_function(sch, blocks[0]) else None
+
+
+def _inlined(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Inline the first of two loop nests into the block of the second."""
+    root = function.body.block
+    nest, kernel = root.body.seq
+    while isinstance(nest, tirx.For):
+        nest = nest.body
+    (written,), value = nest.block.writes, nest.block.body.value
+    own = [axis.var for axis in nest.block.iter_vars]
+
+    def computed(node: Expr) -> Expr | None:
+        if not isinstance(node, TensorLoad) or not node.source.same_as(written.source):
+            return None
+        place = {
+            axis: index.astype(str(axis.ty.dtype))
+            for axis, index in zip(own, node.indices, strict=True)
+        }
+        return substitute(
+            value, lambda part: place.get(part) if isinstance(part, tirx.Var) else None
+        )
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt | None:
+        if not isinstance(stmt, tirx.BufferStore):
+            return None
+        indices = [substitute(index, computed) for index in stmt.indices]
+        return tirx.BufferStore(stmt.buffer, substitute(stmt.value, computed), indices)
+
+    body = rewrite(kernel.block.body, visit)
+    read = [region.source for region in (*kernel.block.reads, *nest.block.reads)]
+    others = dict.fromkeys(tensor for tensor in read if not tensor.same_as(written.source))
+    block = s_tir.SBlock(
+        [], [*map(whole, others)], kernel.block.writes, kernel.block.name_hint, body
+    )
+    kernel = s_tir.SBlockRealize([], True, block)
+    return with_statements(function, [kernel], unused=written.source)
 
 
 def _with_symbols_of(
