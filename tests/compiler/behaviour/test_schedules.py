@@ -40,7 +40,6 @@ BRIDGED = {
     "embedding_bag",
     "embedding_bag_offsets",
     "inverse_fourier",
-    "scatter_amax_rows",
 }
 
 

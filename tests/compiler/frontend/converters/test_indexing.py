@@ -206,6 +206,18 @@ def test_reading_at_positions():
     )
 
 
+def test_narrow_positions_in_what_was_moved():
+    check_each(
+        {
+            "index": lambda x, i: x.flip(0)[i] * 2,
+            "select": lambda x, i: x.transpose(0, 1).index_select(1, i) * 2,
+            "embedding": lambda x, i: F.embedding(i, x[0].expand(5, 4)) * 2,
+        },
+        torch.randn(3, 4),
+        torch.tensor([2, 0, 1], dtype=torch.int32),
+    )
+
+
 @pytest.mark.parametrize("position", [4, -5])
 def test_out_of_range_position_raises(position: int):
     def program(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:

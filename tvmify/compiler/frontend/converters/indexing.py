@@ -256,7 +256,11 @@ def take(x: te.Tensor, index: te.Tensor, axis: int) -> te.Tensor:
     return te.compute(shape, element, name="take")
 
 
-def broadcast_at(x: te.Tensor, indices: Indices) -> Any:
-    """Read a tensor at indices of the shape that it is broadcast to."""
-    last = indices[len(indices) - len(x.shape) :]
-    return x(*(0 if is_one(e) else i for e, i in zip(x.shape, last, strict=True)))
+def broadcast_at(index: te.Tensor, place: Indices) -> Any:
+    """Read an index, at a place of the shape that it is broadcast to.
+
+    It is cast to int64, the type of the places of tensors, so that what it reads can be inlined.
+    """
+    last = place[len(place) - len(index.shape) :]
+    found = index(*(0 if is_one(e) else i for e, i in zip(index.shape, last, strict=True)))
+    return found.astype("int64")

@@ -18,8 +18,8 @@ class MarkInjective:
     """Set the fusion pattern of functions whose elements each have one formula.
 
     Not of functions that divide by symbols: those are reshapes, which as functions of their own
-    become views. Nor of resizing, whose places are computed from floats: in the next function, they
-    would be computed again for each of its elements.
+    become views. Nor of resizing, whose places are computed from floats or read from a table: in
+    the next function, elements would be computed again each time that it reads them.
     """
 
     def rewrite_kernel(self, function: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -54,11 +54,13 @@ def _is_injective(function: tirx.PrimFunc) -> bool:
 
 
 def _has_plain_indices(value: Expr) -> bool:
+    only_reads = isinstance(value, TensorLoad)  # a sum of weighted elements would be repeated
+
     def is_plain(node: Expr) -> bool:
         is_quotient = isinstance(node, DIVISIONS) and not sizes.is_static(node.b)
         is_rounded = isinstance(node, tirx.Cast) and "float" in str(node.value.ty.dtype)
-        return not (is_quotient or is_rounded)
+        return not (is_quotient or is_rounded or (isinstance(node, TensorLoad) and not only_reads))
 
     indices = [index for load in collect(value, TensorLoad) for index in load.indices]
-    parts = (node for index in indices for node in collect(index, (*DIVISIONS, tirx.Cast)))
-    return all(map(is_plain, parts))
+    kinds = (*DIVISIONS, tirx.Cast, TensorLoad)
+    return all(is_plain(node) for index in indices for node in collect(index, kinds))
