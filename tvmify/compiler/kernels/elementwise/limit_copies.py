@@ -98,8 +98,8 @@ def _indexed(ir_mod: tvm.IRModule) -> set[relax.Var]:
 
 def _moves(function: tirx.PrimFunc) -> bool:
     """Whether a function copies elements of one tensor to other places."""
-    (store,) = collect(function.body, tirx.BufferStore)
-    return isinstance(store.value, TensorLoad) and len(function.params) == 2
+    values = [store.value for store in collect(function.body, tirx.BufferStore)]
+    return len(function.params) == 2 and len(values) == 1 and isinstance(values[0], TensorLoad)
 
 
 def _loads(function: tirx.PrimFunc) -> Counter[tirx.Var]:
